@@ -39,12 +39,10 @@ from .convert import (
     convert_model,
     convert_symbol,
 )
-from .debug.advise import advise
 from .debug.compare import compare
 from .debug.explain import explain
 from .debug.monitor import DriftMonitor
 from .debug.overflow import trace_overflow
-from .debug.preflight import preflight, suggest_scale
 from .debug.report import report
 from .debug.search import search_exclusions
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
@@ -76,15 +74,15 @@ __version__ = "0.1.0"
 __all__ = [
     "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "ConversionOptions", "DTypeError", "DriftMonitor",
     "DynamicLossScaler", "GradScaler", "GraphError", "LossScaler", "OnnxExport", "Policy", "PolicyError",
-    "StateError", "StaticLossScaler", "active_dtype", "advise", "autocast", "calibrate",
+    "StateError", "StaticLossScaler", "active_dtype", "autocast", "calibrate",
     "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block", "convert_model",
     "convert_symbol", "convert_sync_batchnorm", "custom_bwd", "custom_fwd", "deinit", "exclude", "explain",
     "export_onnx", "float32_function", "get_loss_scaler", "init", "init_trainer", "initialize", "install",
     "is_active", "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops",
     "list_lp16_ops", "list_lp16_use_fp32_params", "list_passes", "list_widest_type_cast", "load_state_dict",
-    "load_states", "low_precision_function", "master_params", "preflight", "register_float32_function",
+    "load_states", "low_precision_function", "master_params", "register_float32_function",
     "register_low_precision_function", "register_op", "report", "save_states", "scale_loss", "search_exclusions",
-    "state_dict", "suggest_scale", "trace_overflow", "uninstall", "unscale",
+    "state_dict", "trace_overflow", "uninstall", "unscale",
 ]
 
 

@@ -44,6 +44,10 @@ _ANSWERS: Mapping[str, str] = {
     "lists": _LISTS, "list_op_lists": _LISTS, "amp_lists": _LISTS,
     "bfloat16": "the name of the type, 'bfloat16'", "float16": "the name of the type, 'float16'",
     "float32": "the name of the type, 'float32'", "tune": _TUNING, "Tuning": _TUNING,
+    "advise": "print(amp.report(net, data, time=True).summary)",
+    "preflight": "print(amp.report(net, data, ranges=True).summary)",
+    "suggest_scale": "print(amp.report(net, data, train=True, ranges=True, loss=loss).summary), or "
+                     "amp.init_trainer(trainer), which finds a loss scale as it goes",
 }
 
 

@@ -35,9 +35,12 @@ class StateError(AmpError, RuntimeError):
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
-    """Word a suggestion of the closest known names."""
+    """Word a suggestion of the closest known names, else of some that contain the name."""
     lowered = {candidate.lower(): candidate for candidate in candidates}
-    names = [lowered[key] for key in difflib.get_close_matches(name.lower(), lowered)]
+    found = difflib.get_close_matches(name.lower(), lowered)
+    if not found and len(name) > 2:
+        found = [key for key in lowered if name.lower() in key][:3]
+    names = [lowered[key] for key in found]
     return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 

@@ -1,4 +1,4 @@
-"""How far results are from others, and how many changes are enough for them."""
+"""How far results are from others, and how few changes are enough for them."""
 from __future__ import annotations
 
 from typing import Callable, Sequence, TypeVar
@@ -26,23 +26,30 @@ def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float 
     return float(np.sqrt(square_error) / norm) if norm else float("inf")
 
 
-def shortest_prefix(order: Sequence[Item], holds: Condition) -> list[Item]:
-    """Return the prefix of ``order`` for which a condition holds, but not for the prefix that is one shorter."""
-    # The condition must hold for all items, and must not hold for none. It is asked about log2 of the length times.
-    too_short, enough = 0, len(order)
-    while enough - too_short > 1:
-        middle = (too_short + enough) // 2
+def fewest(order: Sequence[Item], holds: Condition, prune: bool = False) -> list[Item] | None:
+    """Return few items for which a condition holds, from the front of an order; None where it does not for all.
+
+    The condition is asked for none, for all, and then for about log2 of the number of items. With ``prune`` the items
+    that are not needed are taken out again, which asks once or twice for each: no single one of the result can go
+    then, where a condition that holds for some items also holds for more.
+    """
+    if holds(order[:0]):
+        return []
+    if not holds(order):
+        return None
+    too_few, enough = 0, len(order)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
         if holds(order[:middle]):
             enough = middle
         else:
-            too_short = middle
-    return list(order[:enough])
+            too_few = middle
+    return _pruned(list(order[:enough]), holds) if prune else list(order[:enough])
 
 
-def pruned(items: Sequence[Item], holds: Condition) -> list[Item]:
-    """Remove items, the last first and in ever smaller pieces, as long as the condition holds."""
-    # No single item of the result can be removed, where a condition that holds for some items also holds for more.
-    kept, size = list(items), max(len(items) // 2, 1)
+def _pruned(kept: list[Item], holds: Condition) -> list[Item]:
+    """Take items out, the last first and in ever smaller pieces, as long as the condition holds."""
+    size = max(len(kept) // 2, 1)
     while kept:
         start = len(kept)
         while start > 0:

@@ -1,6 +1,7 @@
 """pytest's plugin of tools/peers.py: nose's names, models without a download, AMP, and a log of what happens."""
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -24,6 +25,7 @@ import mxnet as mx  # noqa: E402  after this package, which asks for AMX
 import mxnet.test_utils  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from apart import native_at_every_size  # noqa: E402
 
 _rounded: set[str] = set()  # whether the test that runs needed more than its own tolerance
 
@@ -38,21 +40,11 @@ def pytest_configure() -> None:
         if MODE != "install":
             gluon_amp.init(MODE)
         if os.environ.get("PEERS_NATIVE"):
-            _use_native_at_every_size()
+            native_at_every_size().__enter__()  # until the process ends
     if MODE in ("bfloat16", "float16"):
         for module, name in ((mx.test_utils, "assert_almost_equal"), (np.testing, "assert_allclose"),
                              (np.testing, "assert_almost_equal"), (np.testing, "assert_array_almost_equal")):
             setattr(module, name, _up_to_rounding(getattr(module, name)))
-
-
-def _use_native_at_every_size() -> None:
-    from gluon_amp.eager import native
-    from gluon_amp.passes import native_attention, native_operators
-
-    sizes = {name: each._replace(least=1) for name, each in native_operators.REPLACEMENTS.items()}
-    native_operators.REPLACEMENTS = sizes
-    native_attention._LEAST = native_operators._NARROW = native_operators._MANY_ROWS = 1
-    native._LEAST = 1
 
 
 def pytest_collection_modifyitems(items: list) -> None:
@@ -115,23 +107,18 @@ def _nose_tools() -> types.ModuleType:
     """Return the functions of nose.tools that MXNet's tests use."""
     case: Any = unittest.TestCase()
     tools = types.ModuleType("nose.tools")
-    tools.raises = _raises
-    tools.make_decorator = _make_decorator
-    tools.ok_ = case.assertTrue
-    tools.eq_ = case.assertEqual
-    tools.nottest = lambda function: setattr(function, "__test__", False) or function
-    tools.assert_raises = case.assertRaises
-    tools.assert_equal = case.assertEqual
-    tools.assert_true = case.assertTrue
-    tools.assert_almost_equal = case.assertAlmostEqual
-    tools.SkipTest = unittest.SkipTest
+    vars(tools).update(
+        raises=_raises, make_decorator=_make_decorator, ok_=case.assertTrue, eq_=case.assertEqual,
+        nottest=lambda function: setattr(function, "__test__", False) or function, assert_raises=case.assertRaises,
+        assert_equal=case.assertEqual, assert_true=case.assertTrue, assert_almost_equal=case.assertAlmostEqual,
+        SkipTest=unittest.SkipTest)
     return tools
 
 
 def _make_decorator(original: Callable) -> Callable:
     def decorate(function: Callable) -> Callable:
-        function.__name__, function.__doc__ = original.__name__, original.__doc__
-        function.__dict__.update(original.__dict__)
+        functools.update_wrapper(function, original)
+        del function.__wrapped__  # type: ignore[attr-defined]  whose arguments pytest would take for fixtures
         return function
     return decorate
 

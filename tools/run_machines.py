@@ -8,58 +8,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Sequence
 
-PROJECT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PROJECT))
+from apart import ROOT  # isort: skip  finds the package
+from gluon_amp.dtypes import cpu_isa
 
-from gluon_amp.dtypes import cpu_isa  # noqa: E402
-
-LIMITS = ("AVX2", "AVX512_CORE")
-VARIABLE = "DNNL_MAX_CPU_ISA"
+LIMITS, VARIABLE = ("AVX2", "AVX512_CORE"), "DNNL_MAX_CPU_ISA"
 
 
-def lesser(own: str) -> list[str]:
-    """Return the limits under which a CPU is another one, and say which are left out."""
-    able = [limit for limit in LIMITS if limit != own and cpu_isa(environ={VARIABLE: limit}) == limit]
+def main() -> int:
+    """Run the tests under every limit that makes this CPU another one, all at once; say which limits are left out."""
+    own = cpu_isa(environ={})
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "machine and not slow", *sys.argv[1:]]
+    limits = [limit for limit in LIMITS if limit != own and cpu_isa(environ={VARIABLE: limit}) == limit]
+    children = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                 env={**os.environ, "OMP_NUM_THREADS": "1", VARIABLE: limit}) for limit in limits]
     for limit in LIMITS:
-        if limit not in able:
+        if limit not in limits:
             print(f"{limit}: left out, this CPU has {own} and nothing above", flush=True)
-    return able
-
-
-def run(limit: str, arguments: Sequence[str]) -> list[str] | None:
-    """Run the tests in a process of their own, printing its lines with the limit; return those on what failed."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", VARIABLE: limit}
-    begin = time.monotonic()
-    child = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-m", "machine and not slow", *arguments],
-                             cwd=PROJECT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             text=True)
-    lines = []
-    for line in child.stdout or ():
-        lines.append(f"{limit}: {line}")
-        print(lines[-1], end="", flush=True)
-    verdict = "passed" if child.wait() == 0 else "FAILED"
-    print(f"{limit}: {verdict} in {time.monotonic() - begin:.0f} s", flush=True)
-    if child.returncode == 0:
-        return None
-    first = next((at for at, line in enumerate(lines) if "= FAILURES =" in line or "= ERRORS =" in line), 0)
-    return lines[first:]
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the tests under every limit, all at once; what failed is printed last, again."""
-    limits = lesser(cpu_isa(environ={}))
-    print(f"testing as on {len(limits)} lesser machines: {', '.join(limits) or 'none'}", flush=True)
-    with ThreadPoolExecutor() as pool:
-        failed = [lines for lines in pool.map(lambda limit: run(limit, arguments), limits) if lines is not None]
-    for lines in failed:
-        print("".join(lines), end="", flush=True)
-    return 1 if failed else 0
+    for limit, child in zip(limits, children):
+        print(f"{limit}:\n{child.communicate()[0]}\n{limit}: {'FAILED' if child.returncode else 'passed'}", flush=True)
+    return int(any(child.returncode for child in children))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

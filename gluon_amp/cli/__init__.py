@@ -26,7 +26,7 @@ FAILURE, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 # Commands of earlier versions, and what to use in their place.
 _GONE = {
-    "advise": "gluon-amp report lists every operator and why it runs as it does",
+    "advise": "gluon-amp report lists every operator, and ends with what holds the network back",
     "compare": "amp.compare(net, data) in Python gives the errors, gluon-amp report --time the speed",
     "env": "gluon-amp check begins with what this machine runs, and why",
     "info": "gluon-amp report says how a file was converted",

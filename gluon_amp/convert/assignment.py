@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from numbers import Real
 from operator import itemgetter
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Callable, Collection, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -23,7 +23,7 @@ from ..dtypes import FLOAT32, INT8
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
 from ..graph import unique_name
 from ..graph.attrs import NOTE
-from ..judging import relative_error, shortest_prefix
+from ..judging import fewest, relative_error
 from ..passes import Context, Facts, Int8
 from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy
@@ -209,7 +209,7 @@ class _Search:
     def fastest(self) -> Made:
         """Return the fastest of what holds: all layers in INT8, as many as may be, or none."""
         for policy in self._policies:
-            found = list(filter(None, self._holding(policy)))
+            found = self._holding(policy)
             if found:
                 with under(None):
                     runs = [partial(self._run, self._build(made)) for _, made in found]
@@ -221,21 +221,22 @@ class _Search:
         raise StateError(f"not even FP32 is within {self._limit:g} of itself: the metric differs from run to run. Look "
                          "for random data or random operators in it")
 
-    def _holding(self, policy: Policy) -> Iterator[_Found | None]:
-        """Yield what holds with a type beside INT8."""
-        every = self._tried((), policy)
-        yield every
-        if self._options.only_int8:
-            return
-        yield self._tried(self._order, policy)
-        if every is None:
-            found: dict[int, Any] = {}
+    def _holding(self, policy: Policy) -> list[_Found]:
+        """Return the networks that hold with a type beside INT8: of all layers in INT8, as many as may be, and none."""
+        found: dict[int, _Found | None] = {}
 
-            def holds(wide: Sequence[str]) -> bool:
+        def holds(wide: Sequence[str]) -> bool:
+            if len(wide) not in found:
                 found[len(wide)] = self._tried(wide, policy)
-                return found[len(wide)] is not None
+            return found[len(wide)] is not None
 
-            yield found.get(len(shortest_prefix(self._order, holds)))
+        if self._options.only_int8:
+            holds(())
+            return [each for each in found.values() if each is not None]
+        wide = fewest(self._order, holds)
+        holds(self._order)
+        sizes = {len(self._order)} if wide is None else {len(wide), len(self._order)}
+        return [each for each in map(found.get, sorted(sizes)) if each is not None]
 
     def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""

@@ -1,6 +1,6 @@
 """See what mixed precision did to a network, and find what went wrong.
 
-A module or package per tool: ``report``, ``explain``, ``advise``, ``preflight``, ``monitor``, ``overflow``,
-``compare``, ``search``; ``recording`` and ``differences`` are what they have in common. Nothing here runs, or costs
-anything, unless it is called.
+``recording`` runs a network and makes one record for each operator (``records``): planned, observed, and why.
+``report``, ``explain``, ``compare``, ``overflow`` and ``search`` read these records; ``monitor`` listens to a trainer.
+Nothing here runs, or costs anything, unless it is called.
 """

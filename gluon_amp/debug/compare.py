@@ -2,138 +2,116 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
+from .. import checks
+from .._mxnet.invoke import original_invoke
 from ..aliases import also
-from ..dtypes import FLOAT32
-from ..errors import PolicyError, expected
+from ..dtypes import FLOAT32, normalize
+from ..eager.applier import run_lowered
+from ..errors import DTypeError, PolicyError, expected
+from ..graph.attrs import parameters
+from ..judging import relative_error
 from ..rules import Policy
+from ..rules.decision import may_lower
+from ..state.devices import choose, device_supports, verdict, warn_if_slow
+from ..state.eager_policy import EagerPolicy
+from ..state.in_force import in_force, under
+from ..state.policies import device_policies, devices_of, policies_of
 from ..state.state import State
-from .console import fitted, print_table
-from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
-from .figures import new_figure, save_figure
-from .notebook import Shown
-from .recording.events import is_float
-from .recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
-from .report.plot import COLOURS
+from .recording import Recording, Rerun, arguments_of, is_float, make_ready, record, unchanged
+from .records import OpRecord
+from .shown import Shown, print_table, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+SEED = 0  # of the random numbers that runs have in common
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
-_LABELLED = 3  # operators in a panel of the picture
-_PANELS = (("output", "accumulated", "isolated"), ("gradient", "gradient", "isolated_gradient"))
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
+
+
+@dataclass(frozen=True)
+class OperatorError:
+    """The errors of one operator against FP32.
+
+    Errors are relative: the 2-norm of the difference over that of FP32. They are infinite where FP32 is finite and low
+    precision is not, and where FP32 gives only zeros and low precision something else.
+    """
+
+    name: str  # in the graph; in code that is not hybridized that of its block and kind
+    op: str
+    block: str
+    dtype: str  # the type it ran in
+    isolated: float  # error of its output when it alone runs in low precision, on FP32 inputs; 0 for operators in FP32
+    accumulated: float  # error of its output in the network, with everything that came before
+    # Error of the gradients that it gives its inputs when it alone runs in low precision; 0 for operators in FP32, NaN
+    # without gradients. Both isolated errors are NaN for operators that run in low precision in C++ only.
+    isolated_gradient: float
+    gradient: float  # error of the gradient of its output in the network, NaN without gradients
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """What :func:`compare` found.
+    """What :func:`compare` found."""
 
-    Attributes
-    ----------
-    dtype : str
-        The low-precision type.
-    operators : tuple of OperatorError
-        In the order in which they ran.
-    outputs : tuple of float
-        Errors of the network's floating-point outputs.
-    parameters : mapping of str to float
-        Errors of the gradients of parameters, by name. Where a gradient is below a thousandth of a typical one, as that
-        of a bias before batch normalization, the error is relative to that thousandth.
-    """
-
-    _rest: ClassVar[str] = "its print(count=1000)"
-    dtype: str
-    operators: tuple[OperatorError, ...]
-    outputs: tuple[float, ...]
+    dtype: str  # the low-precision type
+    operators: tuple[OperatorError, ...]  # in the order in which they ran
+    outputs: tuple[float, ...]  # errors of the network's floating-point outputs
+    # Errors of the gradients of parameters, by name. Where a gradient is below a thousandth of a typical one, as that
+    # of a bias before batch normalization, the error is relative to that thousandth.
     parameters: Mapping[str, float]
 
     def worst(self, count: int = 10, by: str = "accumulated") -> list[OperatorError]:
         """Return the operators with the largest errors, worst first.
 
-        Parameters
-        ----------
-        count : int
-            How many.
-        by : {'accumulated', 'isolated', 'gradient', 'isolated_gradient'}
-            Which error counts.
-
-        Raises
-        ------
-        ValueError
-            There is no such error.
+        ``by`` names the error: ``'accumulated'``, ``'isolated'``, ``'gradient'`` or ``'isolated_gradient'``.
         """
         if by not in ORDERS:
             raise ValueError(expected(f"one of {', '.join(ORDERS)}", "by", by))
         return sorted(self.operators, key=lambda item: -_rank(getattr(item, by)))[:count]
+
+    @property
+    def culprit(self) -> OperatorError | None:
+        """The first operator whose output is infinitely far from FP32; None where there is none."""
+        return next((item for item in self.operators if np.isinf(item.accumulated)), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, fit for JSON but for infinite and NaN errors."""
         return {"dtype": self.dtype, "operators": [asdict(item) for item in self.operators],
                 "outputs": list(self.outputs), "parameters": dict(self.parameters)}
 
-    def table(self, by: str = "accumulated", count: int = 15) -> Table:
+    def table(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> Table:
         """Return a table for rich, worst operators first; parameters and errors are those of :meth:`worst`."""
-        from rich.table import Table
-
-        table = Table(title=self.summary, title_justify="left")
-        for title in ("operator", "kind", "block", "type"):
-            table.add_column(title, no_wrap=True)
-        for order in ORDERS:
-            table.add_column(order.replace("_", " "), justify="right")
-        culprit = first_infinite(self.operators, "accumulated")
-        for item in self.worst(count, by):
-            name = item.name if culprit is None or item is not self.operators[culprit] else f"[red]{item.name}[/red]"
-            table.add_row(name, item.op, item.block, item.dtype,
-                          *(_number(getattr(item, order)) for order in ORDERS))
-        return table
+        worst = self.worst(count, by)
+        lines = [{"operator": item.name, **({"kind": item.op, "block": item.block} if wide else {}), "type": item.dtype,
+                  **{order.replace("_", " "): _number(getattr(item, order)) for order in ORDERS}} for item in worst]
+        red = [number for number, item in enumerate(worst) if item is self.culprit]
+        return text_table(lines, [order.replace("_", " ") for order in ORDERS], self.summary, red)
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> str:  # type: ignore[override]
         """One line: how much runs in low precision, and how far the results are from FP32."""
         low = sum(item.dtype == self.dtype for item in self.operators)
         gradients = sorted(self.parameters.values(), key=_rank)
         told = (f"; gradients of parameters by {_number(gradients[len(gradients) // 2])} (median), at most "
                 f"{_number(gradients[-1])}" if gradients else "")
-        culprit = first_infinite(self.operators, "accumulated")
-        blamed = f". The first infinite error is that of {self.operators[culprit].name}" if culprit is not None else ""
+        blamed = f". The first infinite error is that of {self.culprit.name}" if self.culprit is not None else ""
         return (f"{low} of {len(self.operators)} operators in {self.dtype}; outputs differ from float32 by "
                 f"{', '.join(map(_number, self.outputs))}{told} (relative 2-norm){blamed}")
 
     def print(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> None:
-        """Print :meth:`table`, without blocks and kinds where there is little room, unless ``wide``."""
-        print_table(lambda width: fitted(self.table(by, count), ("block", "kind"), width), wide)
+        """Print :meth:`table`, as wide as the terminal, or with kinds and blocks and as wide as it is."""
+        print_table(self.table(by, count, wide), wide)
 
     def __rich__(self) -> Table:
-        return self.table()
-
-    def _shown_table(self) -> Table:
-        """Return the operators with the largest errors."""
         return self.table(count=20)
-
-    def __str__(self) -> str:
-        return self.summary
-
-    def plot(self, path: Any = None) -> Any:
-        """Draw the errors in the order of the operators with Matplotlib; return the figure.
-
-        Parameters
-        ----------
-        path : path, optional
-            Where to save it; Matplotlib takes the kind of picture from the suffix.
-
-        Raises
-        ------
-        StateError
-            Matplotlib is not installed.
-        """
-        return _draw(self.operators, self.dtype, self.summary, path)
 
 
 def _number(error: float) -> str:
@@ -177,17 +155,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     Returns
     -------
     Comparison
-
-    Raises
-    ------
-    DTypeError
-        This machine cannot run the type.
-    StateError
-        Parameters are not initialized.
-    PolicyError
-        Both ``target_dtype`` and ``policy`` are given.
-    TypeError
-        ``net`` is not a block, or ``data`` holds no array.
+        Print it.
 
     Examples
     --------
@@ -210,102 +178,122 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     return _compared(fp32, mixed, state)
 
 
+def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
+    """Return the setting of mixed precision that the user asks for; by default the one in force."""
+    current = in_force.current()
+    if policy is not None:
+        checks.instance("policy", policy, Policy, "a Policy")
+        chosen = choose(policy.target_dtype, device_supports())
+        return State(policies_of(policy, chosen), devices_of(chosen))
+    if dtype is None and current is not None and current.enabled and current.lowers:
+        return current
+    chosen = choose(None if dtype is None else normalize(dtype), device_supports())
+    warn_if_slow(chosen)
+    made = State(device_policies(chosen), devices_of(chosen))
+    if not made.lowers:
+        raise DTypeError(f"nothing runs in low precision: this machine runs {verdict(chosen)}. "
+                         "Give target_dtype='float16', which is imitated, or 'bfloat16' on CPUs with AVX512")
+    return made
+
+
 def run_both(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, scale: float | None = 1.0,
-             loss: Callable[[Any], NDArray] | None = None) -> tuple[Run, Run]:
+             loss: Callable[[Any], NDArray] | None = None) -> tuple[Recording, Recording]:
     """Run a network in FP32 and in a state with the same random numbers; without a scale there is no backward pass."""
-    def run(state: State | None) -> Run:
-        with unchanged(net):
+    def run(state: State | None) -> Recording:
+        with unchanged(net), under(state):
             mx.random.seed(SEED)
-            made = recorded_run(net, arguments, state, train_mode, None if scale is None else loss)
+            made = record(partial(net, *arguments), net, train_mode=train_mode, loss=None if scale is None else loss,
+                          values=True, keep=True)
             if scale is not None:
-                made.tape.backward(_seeds(made, scale), scale)
+                made.backward(_seeds(made, scale), scale)
         return made
     return run(None), run(state)
 
 
-def _seeds(run: Run, scale: float) -> Iterator[tuple[NDArray, NDArray]]:
+def _seeds(made: Recording, scale: float) -> Iterator[tuple[NDArray, NDArray]]:
     """Yield the gradients that the backward pass begins with."""
     random = np.random.RandomState(SEED)
-    for array in run.outputs if run.loss is None else float_arrays(run.loss):
-        values = np.ones(array.shape) if run.loss is not None else random.normal(size=array.shape)
+    for array in made.losses or made.outputs:
+        values = np.ones(array.shape) if made.losses else random.normal(size=array.shape)
         yield array, mx.nd.array(values * scale, ctx=array.context, dtype=array.dtype)
 
 
-def _compared(fp32: Run, mixed: Run, state: State) -> Comparison:
+def _compared(fp32: Recording, mixed: Recording, state: State) -> Comparison:
     eager = state.eager(fp32.outputs)
     if eager is None:
         raise PolicyError("the policy is not for the device that the network is on")
-    target = eager.target
-    in_mixed = {event.key: event for event in mixed.operators()}
-    rounded = _rounded(mixed, target)
+    rounded = _rounded(mixed)
     rows = []
-    for event in fp32.operators():
-        other = in_mixed.get(event.key)
-        if other is not None and any(map(is_float, event.outputs)):
-            low = other.runs_in(target)
-            alone = low and other.is_decided and event.repeatable
-            isolated = isolated_errors(event, fp32.tape, eager) if alone else (0.0, 0.0)
-            rows.append(OperatorError(
-                event.name, event.op, event.block, target if low else FLOAT32, isolated[0],
-                difference(fp32.tape, event.outputs, mixed.tape, rounded.get(id(other), other.outputs)),
-                isolated[1] if event.marked and any(event.marked) else float("nan"),
-                difference(fp32.tape, event.gradients, mixed.tape, other.gradients)))
-    return Comparison(target, tuple(rows), tuple(difference(fp32.tape, [a], mixed.tape, [b])
-                                                 for a, b in zip(fp32.outputs, mixed.outputs)),
+    for wide, low in pairs(fp32, mixed):
+        is_low = low.precision == eager.target
+        isolated = _isolated(wide, fp32, eager) if is_low and low.is_decided and wide.repeatable else (0.0, 0.0)
+        rows.append(OperatorError(
+            wide.name, wide.op, wide.block, eager.target if is_low else FLOAT32, isolated[0],
+            _difference(fp32, wide.outputs, mixed, rounded.get(id(low), low.outputs)),
+            isolated[1] if any(wide.marked) else float("nan"),
+            _difference(fp32, wide.gradients, mixed, low.gradients)))
+    return Comparison(eager.target, tuple(rows), tuple(_difference(fp32, [a], mixed, [b])
+                                                       for a, b in zip(fp32.outputs, mixed.outputs)),
                       dict(_parameter_errors(fp32, mixed)))
 
 
-def _rounded(run: Run, target: str) -> dict[int, list[NDArray]]:
+def pairs(fp32: Recording, mixed: Recording) -> Iterator[tuple[OpRecord, OpRecord]]:
+    """Yield the operators of two runs that give floating-point values, each with its counterpart."""
+    in_mixed = {each.key: each for each in mixed.operators()}
+    for each in fp32.operators():
+        if each.key in in_mixed and any(map(is_float, each.outputs)):
+            yield each, in_mixed[each.key]
+
+
+def _rounded(made: Recording) -> dict[int, list[NDArray]]:
     """Return the outputs of operators in an imitated type, which compute in FP32, after their rounding."""
     rounded: dict[int, list[NDArray]] = {}
-    for event in run.tape.events:
-        source = event.sources[0] if event.sources else None
-        if (event.is_inserted_cast and source is not None and source.event.runs_in(target)
-                and not source.event.inserted and dtype_of(event.outputs[0]) == target):
-            outputs = rounded.setdefault(id(source.event), list(source.event.outputs))
-            outputs[source.output] = event.outputs[0]
+    for each in made.records:
+        source = each.imitates
+        if source is not None and each.dtype == source.observed:
+            rounded.setdefault(id(source), list(source.outputs))[each.reads[0].output] = each.outputs[0]
     return rounded
 
 
-def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
-    in_mixed = mixed.tape.parameter_gradients
-    pairs = {fp32.names[key]: (fp32.tape.values(gradient).astype("float64"), mixed.tape.values(in_mixed[key]))
-             for key, gradient in fp32.tape.parameter_gradients.items() if key in fp32.names and key in in_mixed}
-    squares = [expected_.ravel() ** 2 for expected_, _ in pairs.values()]
+def _parameter_errors(fp32: Recording, mixed: Recording) -> Iterator[tuple[str, float]]:
+    both = {name: (fp32.values(gradient).astype("float64"), mixed.values(mixed.parameter_gradients[name]))
+            for name, gradient in fp32.parameter_gradients.items() if name in mixed.parameter_gradients}
+    squares = [wide.ravel() ** 2 for wide, _ in both.values()]
     typical = np.sqrt(np.concatenate(squares).mean()) if squares else 0.0
-    for name, pair in pairs.items():
+    for name, pair in both.items():
         yield name, relative_error([pair], _NEGLIGIBLE * typical * np.sqrt(pair[0].size))
 
 
-def _draw(rows: Sequence[OperatorError], dtype: str, title: str, path: Any = None) -> Any:
-    """Draw outputs' errors above, gradients' below, in the order of the operators; return the figure."""
-    panels = [panel for panel in _PANELS if any(getattr(row, panel[1]) > 0 for row in rows)] or [_PANELS[0]]
-    figure = new_figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
-    for axes, panel in zip(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)), panels):
-        _panel(axes, rows, dtype, *panel)
-    figure.axes[-1].set_xlabel("operator, in the order of the forward pass")
-    figure.suptitle(title, fontsize=9)
-    if path is not None:
-        save_figure(figure, path)
-    return figure
+def _isolated(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[float, float]:
+    """Return the errors of an operator's outputs and input gradients when it alone runs in low precision."""
+    if not lowers_alone(wide, policy):
+        return float("nan"), float("nan")
+    plain, low = both_ways(wide, fp32, policy)
+    return (_difference(fp32, plain.outputs, fp32, low.outputs),
+            _difference(fp32, plain.input_gradients, fp32, low.input_gradients))
 
 
-def _panel(axes: Any, rows: Sequence[OperatorError], dtype: str, title: str, accumulated: str, isolated: str) -> None:
-    positions = np.arange(len(rows))
-    together = np.array([getattr(row, accumulated) for row in rows])
-    alone = np.array([getattr(row, isolated) for row in rows])
-    low = np.array([row.dtype == dtype for row in rows], dtype=bool)
-    axes.plot(positions, np.where(np.isfinite(together), together, np.nan), color="#999999", linewidth=1,
-              label="accumulated")
-    axes.scatter(positions[low], alone[low], s=14, color=COLOURS[dtype], label=f"isolated, in {dtype}")
-    axes.scatter(positions[~low], together[~low], s=9, color=COLOURS["float32"], label="accumulated, in float32")
-    culprit = first_infinite(rows, accumulated)
-    if culprit is not None:
-        axes.axvline(culprit, color="#D55E00", linewidth=1, label="first infinite error")
-    axes.set_yscale("log", nonpositive="mask")
-    axes.set_ylabel(f"relative error of the {title}")
-    axes.legend(fontsize=8, loc="lower right")
-    for position in np.argsort(-np.nan_to_num(alone, nan=-1.0, posinf=-1.0))[:_LABELLED]:
-        if low[position] and alone[position] > 0:
-            axes.annotate(rows[position].name, (position, alone[position]), fontsize=7, xytext=(3, 3),
-                          textcoords="offset points")
+def lowers_alone(wide: OpRecord, policy: EagerPolicy) -> bool:
+    """Tell whether an operator runs in low precision outside of graphs, where those in C++ do not."""
+    return may_lower(policy.rule_of(wide.op, parameters(wide.attrs), wide.arguments[0].shape))
+
+
+def both_ways(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[Rerun, Rerun]:
+    """Run an operator of an FP32 run alone, in FP32 and in low precision, with the same random numbers."""
+    mx.random.seed(SEED)
+    plain = fp32.again(wide)
+    mx.random.seed(SEED)
+    return plain, fp32.again(wide, lambda op, inputs, attrs: run_lowered(op, inputs, attrs, policy, original_invoke))
+
+
+def _difference(fp32: Recording, wide: Sequence[NDArray | None], other: Recording,
+                low: Sequence[NDArray | None]) -> float:
+    """Return the relative error of several arrays together; NaN when there is none to compare."""
+    both = [(fp32.values(a).astype("float64"), _cut(other.values(b), a.shape)) for a, b in zip(wide, low)
+            if a is not None and b is not None and is_float(a) and is_float(b)]
+    return relative_error(both) if both else float("nan")
+
+
+def _cut(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Leave out the channels that AMP appended."""
+    return values if values.shape == shape else values[tuple(slice(size) for size in shape)]

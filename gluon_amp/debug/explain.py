@@ -2,21 +2,37 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import asdict, dataclass
-from typing import Any, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
 
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, StateError, closest, expected
-from ..plan.cached_op import prepared_operations
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
 from ..state.in_force import in_force
-from .notebook import Shown
+from .recording import planned
+from .records import OpRecord
 from .report import Report, report
-from .report.match import planned
-from .report.rows import InputRow, InsertedRow, OperatorRow, make_rows
+
+_NOTHING_LOWER = ("FP32 is fastest here. To run low precision all the same, name a type that the device can run: "
+                  "amp.init('bfloat16')")
+_TABLES = (Cause.TABLE, Cause.DEFAULT)
+# How to change the precision of an operator that runs in FP32.
+_BY_CAUSE = {
+    Cause.USER_LIST: "take {row.op!r} out of the fp32_ops or conditional_fp32_ops given to amp.init",
+    Cause.NOT_LISTED: "add {row.op!r} to the target_precision_ops given to amp.init",
+    Cause.CHANNELS: "give it more input channels: operator lists cannot lower it, because it would not be faster",
+    Cause.SHAPE: "try other sizes of the input, or of the batch",
+    Cause.REGION: "take it out of the autocast region, or its block out of amp.exclude",
+    Cause.OUTSIDE: "call it inside `with amp.autocast():`, or call amp.init()",
+    Cause.EXCLUSION: "take it out of the exclusions of the policy",
+    Cause.REGISTERED: "give amp.register_op another rule for it",
+    Cause.DEVICE: "name the type, as in amp.init('bfloat16'): it is slower here and runs on request only",
+    **dict.fromkeys(_TABLES, "amp.init(target_precision_ops=[*amp.list_lp16_ops({target!r}), {row.op!r}]) lowers all "
+                             "operators of its kind"),
+}
 
 
 def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) -> Explanation:
@@ -38,13 +54,6 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     Explanation
         Print it.
 
-    Raises
-    ------
-    GraphError
-        Nothing has that name.
-    StateError
-        ``data`` is needed, or the network is not initialized.
-
     Examples
     --------
     >>> import gluon_amp as amp
@@ -62,37 +71,27 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     """
     if not isinstance(name, str):
         raise TypeError(expected("the name of an operator, block or parameter", "name", name))
-    operators, inserted, device = _rows(net, data)
-    rows = _named(name, operators)
-    extras = tuple(row for row in inserted if fnmatch.fnmatchcase(row.name, name)) if not rows else ()
+    records, device = _records(net, data)
+    own = [each for each in records if not each.inserted]
+    rows = _named(name, own)
+    extras = [each for each in records if each.inserted and fnmatch.fnmatchcase(each.name, name)] if not rows else []
     if not (rows or extras):
-        known = [text for row in operators for text in (row.name, row.block, row.path)]
+        known = [text for each in own for text in (each.name, each.block, each.path,
+                                                   *(read.name for read in each.reads)) if text]
         raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
     state = in_force.current()
     policy = state.policy(device) if state is not None and state.enabled else None
-    return Explanation(name, tuple(_explained(row, operators, policy) for row in rows), extras)
+    return Explanation(name, tuple(_explained(each, own, policy) for each in rows), tuple(extras))
 
 
 @dataclass(frozen=True)
 class OperatorExplanation:
-    """What is to be said about one operator.
+    """What is to be said about one operator."""
 
-    Attributes
-    ----------
-    operator : OperatorRow
-        The operator.
-    why : str
-        The reason for its precision.
-    reads : tuple of str
-        Its inputs, and what becomes of them.
-    remedies : tuple of str
-        How to change it.
-    """
-
-    operator: OperatorRow
-    why: str
-    reads: tuple[str, ...]
-    remedies: tuple[str, ...]
+    operator: OpRecord
+    why: str  # the reason for its precision
+    reads: tuple[str, ...]  # its inputs, and what becomes of them
+    remedies: tuple[str, ...]  # how to change its precision
 
     def __str__(self) -> str:
         row = self.operator
@@ -105,78 +104,65 @@ class OperatorExplanation:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation(Shown):
-    """What :func:`gluon_amp.explain` found; print it.
+class Explanation:
+    """What :func:`gluon_amp.explain` found; print it."""
 
-    Attributes
-    ----------
-    name : str
-        What was asked for.
-    operators : tuple of OperatorExplanation
-        In the order in which they run.
-    inserted : tuple of InsertedRow
-        Operators of that name that AMP inserted.
-    """
-
-    name: str
-    operators: tuple[OperatorExplanation, ...]
-    inserted: tuple[InsertedRow, ...] = ()
+    name: str  # as it was asked for
+    operators: tuple[OperatorExplanation, ...]  # in the order in which they run
+    inserted: tuple[OpRecord, ...] = ()  # operators of that name that AMP inserted
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists and strings."""
-        return {"name": self.name, "operators": [asdict(item) for item in self.operators],
-                "inserted": [asdict(row) for row in self.inserted]}
+        return {"name": self.name, "inserted": [each.to_dict() for each in self.inserted],
+                "operators": [{"operator": each.operator.to_dict(), "why": each.why, "reads": list(each.reads),
+                               "remedies": list(each.remedies)} for each in self.operators]}
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         texts = [str(item) for item in self.operators]
-        texts += [f"{row.name} ({row.op}) was inserted by AMP: it reads {row.source} ({row.source_dtype}) and gives "
-                  f"{row.dtype}" for row in self.inserted]
+        texts += [f"{row.name} ({row.op}) was inserted by AMP: it reads {read.name} ({read.dtype}) and gives "
+                  f"{row.dtype}" for row in self.inserted for read in row.reads[:1]]
         return "\n".join(texts)
 
 
-def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[InsertedRow], str]:
-    """Return what ran, what AMP inserted, and what policies call the device."""
+def _records(net: Any, data: Any) -> tuple[Sequence[OpRecord], str]:
+    """Return the records of what ran, or else was planned, and what policies call the device."""
     if data is not None and not isinstance(net, Report):
         net = report(net, data)
     if isinstance(net, Report):
         state = in_force.current()
-        return net.operators, net.inserted, "cpu" if state is None else state.key(net.device)
+        return [*net.operators, *net.inserted], "cpu" if state is None else state.key(net.device)
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
-    operations = prepared_operations(net) if in_force.is_on() else []
-    plans = [(block, operation.latest) for block, operation in operations if operation.latest is not None]
-    if not plans:
+    records, device = planned(net)
+    if not records:
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "
                          "while hybridized. Give data to run it with: amp.explain(net, name, data)")
-    records = [record for block, plan in plans for record in planned(block, plan.graph, plan.policy)]
-    return (*make_rows(records, net), plans[0][1].facts.device)
+    return records, device
 
 
-def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
-    matches: Sequence[Callable[[OperatorRow], bool]] = (
+def _named(name: str, records: Sequence[OpRecord]) -> list[OpRecord]:
+    matches: Sequence[Callable[[OpRecord], bool]] = (
         lambda row: row.name == name,
         lambda row: bool(name) and (row.block == name or row.path == name or row.path.startswith(f"{name}.")),
-        lambda row: any(read.name == name and read.operator is None for read in row.inputs),
+        lambda row: any(read.name == name for read in row.inputs),
         lambda row: fnmatch.fnmatchcase(row.name, name))
-    for fits in matches:
-        chosen = [row for row in rows if fits(row)]
-        if chosen:
-            return chosen
-    return []
+    return next((found for fits in matches for found in [[row for row in records if fits(row)]] if found), [])
 
 
-def _explained(row: OperatorRow, rows: Sequence[OperatorRow], policy: Policy | None) -> OperatorExplanation:
+def _explained(row: OpRecord, rows: Sequence[OpRecord], policy: Policy | None) -> OperatorExplanation:
     in_fp32 = policy is not None and not policy.lowers
     target = next((other.precision for other in rows if _is_low(other)),
                   None if policy is None or in_fp32 else policy.target_dtype)
-    remedies = [text.format(row=row, block=row.block, first=row.inputs[0].name if row.inputs else "",
-                            wide=", ".join(_fp32_inputs(row)), target=target)
-                for holds, text in _REMEDIES if holds(row)]
-    return OperatorExplanation(row, _why(row), tuple(map(_told, row.inputs)),
-                               (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(remedies))
+    reads = tuple(f"{read.name}: {read.source_dtype}{f', cast to {read.dtype}' if read.is_cast else ''}"
+                  for read in row.inputs)
+    return OperatorExplanation(row, _why(row), reads,
+                               (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(_remedies(row, target)))
 
 
-def _why(row: OperatorRow) -> str:
+def _why(row: OpRecord) -> str:
     if not row.rule:
         return "AMP did not decide about it: AMP is off, or the network was converted and its graph holds the types"
     rule = f"rule {row.rule}: {row.reason}"
@@ -188,51 +174,32 @@ def _why(row: OperatorRow) -> str:
     return rule
 
 
-def _fp32_inputs(row: OperatorRow) -> list[str]:
+def _fp32_inputs(row: OpRecord) -> list[str]:
     return [read.name for read in row.inputs if read.source_dtype == FLOAT32]
 
 
-def _told(read: InputRow) -> str:
-    cast = f", cast to {read.dtype}" if read.dtype != read.source_dtype else ""
-    return f"{read.name}: {read.source_dtype}{cast}"
-
-
-_NOTHING_LOWER = ("FP32 is fastest here. To run low precision all the same, name a type that the device can run: "
-                  "amp.init('bfloat16')")
-
-
-def _is_low(row: OperatorRow) -> bool:
+def _is_low(row: OpRecord) -> bool:
     return row.precision in LOW_PRECISION
 
 
-def _because(*causes: Cause) -> Callable[[OperatorRow], bool]:
-    return lambda row: row.rule == FP32 and row.cause in causes
-
-
-# When to say what; all that hold are said.
-_REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
-    (lambda row: not row.rule,
-     "amp.init() rewrites networks that are not converted; a converted one is made again from its FP32 original: "
-     "amp.convert_hybrid_block(net, exclude=...)"),
-    (lambda row: _is_low(row) and bool(row.rule) and bool(row.block),
-     "amp.exclude({block!r}) keeps its block in FP32"),
-    (lambda row: _is_low(row) and bool(row.rule),
-     "amp.init(fp32_ops=[{row.op!r}]) keeps all operators of its kind in FP32"),
-    (lambda row: row.rule == FP32 and not row.safe,
-     "it cannot run in low precision: lists that ask for it are refused"),
-    (_because(Cause.USER_LIST), "take {row.op!r} out of the fp32_ops or conditional_fp32_ops given to amp.init"),
-    (_because(Cause.NOT_LISTED), "add {row.op!r} to the target_precision_ops given to amp.init"),
-    (_because(Cause.CHANNELS),
-     "give it more input channels: operator lists cannot lower it, because it would not be faster"),
-    (_because(Cause.SHAPE), "try other sizes of the input, or of the batch"),
-    (_because(Cause.REGION), "take it out of the autocast region, or its block out of amp.exclude"),
-    (_because(Cause.OUTSIDE), "call it inside `with amp.autocast():`, or call amp.init()"),
-    (_because(Cause.EXCLUSION), "take it out of the exclusions of the policy"),
-    (_because(Cause.REGISTERED), "give amp.register_op another rule for it"),
-    (_because(Cause.DEVICE), "name the type, as in amp.init('bfloat16'): it is slower here and runs on request only"),
-    (lambda row: row.safe and _because(Cause.TABLE, Cause.DEFAULT)(row),
-     "amp.init(target_precision_ops=[*amp.list_lp16_ops({target!r}), {row.op!r}]) lowers all operators of its kind"),
-    (lambda row: row.rule == NEUTRAL and not _is_low(row), "change {first}, which it follows"),
-    (lambda row: row.rule == WIDEST and not _is_low(row), "lower what comes in FP32: {wide}"),
-    (lambda row: row.rule == KEEP, "the program itself chooses its type"),
-)
+def _remedies(row: OpRecord, target: str | None) -> Iterator[str]:
+    """Say how to change an operator's precision; ``target`` is the low-precision type."""
+    if not row.rule:
+        yield ("amp.init() rewrites networks that are not converted; a converted one is made again from its FP32 "
+               "original: amp.convert_hybrid_block(net, exclude=...)")
+    elif row.rule == KEEP:
+        yield "the program itself chooses its type"
+    elif _is_low(row):
+        if row.block:
+            yield f"amp.exclude({row.block!r}) keeps its block in FP32"
+        yield f"amp.init(fp32_ops=[{row.op!r}]) keeps all operators of its kind in FP32"
+    elif row.rule == FP32:
+        is_safe = row.decision is None or row.decision.safe
+        if not is_safe:
+            yield "it cannot run in low precision: lists that ask for it are refused"
+        if row.cause in _BY_CAUSE and (is_safe or row.cause not in _TABLES):
+            yield _BY_CAUSE[Cause(row.cause)].format(row=row, target=target)
+    elif row.rule == NEUTRAL:
+        yield f"change {row.inputs[0].name if row.inputs else ''}, which it follows"
+    elif row.rule == WIDEST:
+        yield f"lower what comes in FP32: {', '.join(_fp32_inputs(row))}"

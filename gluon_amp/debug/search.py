@@ -5,7 +5,7 @@ import logging
 import math
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -15,20 +15,16 @@ from mxnet.gluon import Block
 from .. import checks
 from ..aliases import also
 from ..errors import PolicyError, StateError, expected
-from ..graph import Entry, Node
-from ..judging import pruned, relative_error, shortest_prefix
+from ..judging import fewest, relative_error
 from ..progress import progress_bar
 from ..rules import Device, Policy
 from ..session import hooks
 from ..state.eager_policy import EagerPolicy
 from ..state.in_force import under
 from ..state.state import State
-from .compare import run_both
-from .differences import SEED, both_ways, lowers_alone
-from .recording.events import Event
-from .recording.runs import arguments_of, float_arrays, make_ready, mixed_state, unchanged
-from .recording.tape import Tape
-from .report.flops import flops
+from .compare import SEED, both_ways, lowers_alone, mixed_state, run_both
+from .recording import Recording, arguments_of, float_arrays, make_ready, unchanged
+from .records import OpRecord
 
 _logger = logging.getLogger("gluon_amp")
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
@@ -75,15 +71,6 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
         Its ``excluded`` names the operators. ``amp.init(policy=...)`` takes it, conversions take it as ``exclude``, and
         ``save`` and ``Policy.load`` keep it in a JSON file.
 
-    Raises
-    ------
-    PolicyError
-        Not exactly one of ``max_error`` and ``metric`` (with ``budget``) is given.
-    StateError
-        FP32 does not agree with itself, parameters are not initialized, nothing runs as a graph, or no exclusion helps.
-    DTypeError
-        This machine cannot run the type.
-
     Examples
     --------
     >>> import gluon_amp as amp
@@ -99,7 +86,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     >>> sorted(policy.excluded)
     ['net_dense1_fwd']
     """
-    _check(max_error, metric, budget)
+    limit = _limit(max_error, metric, budget)
     arguments = arguments_of(data)
     make_ready(net, arguments)
     state = mixed_state(target_dtype)
@@ -108,151 +95,120 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     base = state.policy(device)
     if base is None or not base.lowers:
         raise StateError(f"the low-precision type is not for arrays on the {device}, where the network runs")
-    with hooks.kept_in_place(), progress_bar(desc="search", unit="run", shown=progress) as bar:
-        judge = (_judge_of_outputs(net, arguments, train_mode, max_error) if max_error is not None
-                 else _judge_of_metric(net, metric, budget, greater_is_better))
-        trial = _Trial(judge, base, device, state.devices, bar)
-        judge.check_reference()
-        if trial.fits(()):
-            return base
-        order = _ranked(net, arguments, state, train_mode)
-        if not trial.fits(order):
-            raise StateError(f"with all {len(order)} operators that can be excluded in FP32, {trial.told}. What is "
-                             "left in low precision has no name in a graph: call net.hybridize() on the outermost "
-                             "block first")
-        chosen = pruned(shortest_prefix(order, trial.fits), trial.fits)
-        trial.fits(chosen)
-    _logger.info("AMP: %d of %d operators stay in float32; %s", len(chosen), len(order), trial.told)
-    return trial.policy(chosen)
 
-
-def _check(max_error: float | None, metric: Any, budget: float | None) -> None:
-    if (max_error is None) == (metric is None) or (metric is None) != (budget is None):
-        raise PolicyError("expected either max_error, or metric and budget, received "
-                          + (", ".join(name for name, value in (("max_error", max_error), ("metric", metric),
-                                                                ("budget", budget)) if value is not None) or "neither"))
-    value: Any
-    name, value = ("budget", budget) if max_error is None else ("max_error", max_error)
-    if not checks.is_number(value) or not 0 <= value < math.inf:
-        raise PolicyError(expected("a number, 0 or above", name, value))
-
-
-class _Judge:
-    """Measures how much worse a network's results are than in FP32."""
-
-    def __init__(self, net: Block, run: Callable[[], Any], error: Callable[[Any, Any], float], limit: float | None,
-                 words: tuple[str, str]):
-        self._net, self._run, self._error, self._words = net, run, error, words
-        self.limit = limit or 0.0
-        with under(None):
-            self.reference = self._results()
-
-    def check_reference(self) -> None:
-        """Refuse a network whose FP32 results are not finite, or depend on more than its data."""
-        differ, not_finite = self._words
-        if not all(np.isfinite(values).all() for values in self.reference):
-            raise StateError(f"{not_finite.format(*self.reference)} in FP32: there is nothing to compare with")
-        with under(None):
-            difference = abs(self.measure())
-        if difference > _SELF_AGREEMENT * self.limit:
-            raise StateError(f"two runs in FP32 do not agree: their {differ} by {difference:.3g}, expected at most "
-                             f"{_SELF_AGREEMENT:.0%} of {self.limit:g}. Look for random operators and for data that "
-                             "changes")
-
-    def measure(self) -> float:
-        """Return the error under the setting in force."""
-        return self._error(self.reference, self._results())
-
-    def _results(self) -> Any:
-        with unchanged(self._net):
-            mx.random.seed(SEED)
-            return self._run()
-
-
-def _judge_of_outputs(net: Block, arguments: Sequence[Any], train_mode: bool, max_error: float) -> _Judge:
-    """Make a judge of how far the outputs are from those of FP32."""
-    def run() -> list[np.ndarray]:
+    def outputs() -> list[np.ndarray]:
         with autograd.record() if train_mode else autograd.pause(train_mode=False):
             return [array.asnumpy().astype("float64") for array in float_arrays(net(*arguments))]
 
-    def error(reference: list[np.ndarray], outputs: list[np.ndarray]) -> float:
-        return max((relative_error([pair]) for pair in zip(reference, outputs)), default=0.0)
+    with hooks.kept_in_place(), progress_bar(desc="search", unit="run", shown=progress) as bar:
+        trials = _Trials(net, outputs if metric is None else lambda: [float(metric(net))],
+                         _distance if metric is None else _lost if greater_is_better else lambda a, b: _lost(b, a),
+                         limit, base, device, state.devices, bar)
+        if trials.hold(()):
+            return base
+        order = _ranked(net, arguments, state, train_mode)
+        chosen = fewest(order, trials.hold, prune=True)
+        if chosen is None:
+            raise StateError(f"with all {len(order)} operators that can be excluded in FP32, {trials.told}. What is "
+                             "left in low precision has no name in a graph: call net.hybridize() on the outermost "
+                             "block first")
+        trials.hold(chosen)
+    _logger.info("AMP: %d of %d operators stay in float32; %s", len(chosen), len(order), trials.told)
+    return trials.policy(chosen)
 
-    return _Judge(net, run, error, max_error, ("results differ", "the network's results are not finite"))
+
+def _limit(max_error: float | None, metric: Any, budget: float | None) -> float:
+    """Return the error that is allowed."""
+    if (max_error is None) == (metric is None) or (metric is None) != (budget is None):
+        given = [name for name, value in (("max_error", max_error), ("metric", metric), ("budget", budget))
+                 if value is not None]
+        raise PolicyError(f"expected either max_error, or metric and budget, received {', '.join(given) or 'neither'}")
+    name, value = ("budget", budget) if max_error is None else ("max_error", max_error)
+    if value is None or not checks.is_number(value) or not 0 <= value < math.inf:
+        raise PolicyError(expected("a number, 0 or above", name, value))
+    return value
 
 
-def _judge_of_metric(net: Block, metric: Any, budget: float | None, greater_is_better: bool) -> _Judge:
-    """Make a judge of how much worse a metric is than in FP32."""
-    def error(reference: list[float], values: list[float]) -> float:
-        loss = reference[0] - values[0]
-        return math.inf if math.isnan(values[0]) else loss if greater_is_better else -loss
-
-    return _Judge(net, lambda: [float(metric(net))], error, budget, ("metrics differ", "the metric is {}"))
+def _distance(reference: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
+    """Return the relative error of the worst output."""
+    return max((relative_error([pair]) for pair in zip(reference, outputs)), default=0.0)
 
 
-class _Trial:
-    """Tries exclusions out, each once."""
+def _lost(reference: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> float:
+    """Return how much a metric has fallen."""
+    loss = float(reference[0] - values[0])
+    return math.inf if math.isnan(loss) else loss
 
-    def __init__(self, judge: _Judge, base: Policy, device: str, devices: Mapping[str, Device], bar: Any):
-        self.judge, self.base, self.device, self.devices, self.bar = judge, base, device, devices, bar
+
+class _Trials:
+    """Tries exclusions out, each once, and tells how much worse a network's results are than in FP32."""
+
+    def __init__(self, net: Block, run: Callable[[], Sequence[Any]], error: Callable[..., float], limit: float,
+                 base: Policy, device: str, devices: Mapping[str, Device], bar: Any):
+        self.net, self.run, self.error, self.limit = net, run, error, limit
+        self.base, self.device, self.devices, self.bar = base, device, devices, bar
         self.found: dict[frozenset[str], float] = {}
         self.told = ""
+        self.reference = self._results(None)
+        if not all(np.isfinite(values).all() for values in self.reference):
+            shown = f"the metric is {self.reference[0]}" if error is not _distance else "the results are not finite"
+            raise StateError(f"{shown} in FP32: there is nothing to compare with")
+        difference = abs(error(self.reference, self._results(None)))
+        if difference > _SELF_AGREEMENT * limit:
+            raise StateError(f"two runs in FP32 do not agree: they differ by {difference:.3g}, expected at most "
+                             f"{_SELF_AGREEMENT:.0%} of {limit:g}. Look for random operators and for data that changes")
 
-    def policy(self, names: Iterable[str]) -> Policy:
+    def _results(self, state: State | None) -> Sequence[Any]:
+        with under(state), unchanged(self.net):
+            mx.random.seed(SEED)
+            return self.run()
+
+    def policy(self, names: Sequence[str]) -> Policy:
         """Return the policy that excludes some operators more."""
         return replace(self.base, excluded=self.base.excluded.union(names))
 
-    def fits(self, names: Iterable[str]) -> bool:
+    def hold(self, names: Sequence[str]) -> bool:
         """Tell whether the network is accurate enough with these operators in FP32."""
         key = frozenset(names)
         if key not in self.found:
-            state = State({self.device: self.policy(key)}, self.devices)
-            with under(state):
-                self.found[key] = self.judge.measure()
+            state = State({self.device: self.policy(names)}, self.devices)
+            self.found[key] = self.error(self.reference, self._results(state))
             self.bar.update()
-        self.told = f"the error is {self.found[key]:.3g}, {self.judge.limit:g} is allowed"
+        self.told = f"the error is {self.found[key]:.3g}, {self.limit:g} is allowed"
         self.bar.set_postfix_str(f"{len(key)} operators in float32: {self.told}")
-        return self.found[key] <= self.judge.limit
+        return self.found[key] <= self.limit
 
 
 def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool) -> list[str]:
     """Name the operators that run in low precision, those whose exclusion gains most for its cost first."""
     fp32, mixed = run_both(net, arguments, state, train_mode)
     eager = state.eager(fp32.outputs)
-    lowered = {event.key: event for event in mixed.operators()
-               if eager is not None and event.in_graph and event.is_decided and event.runs_in(eager.target)}
+    lowered = {each.key: each for each in mixed.operators()
+               if eager is not None and each.in_graph and each.is_decided and each.precision == eager.target}
     if not lowered:
         raise StateError("no operator runs in low precision as part of a graph, so none can be excluded by name: call "
                          "net.hybridize() first")
     # Operators of one name are excluded together.
     errors: dict[str, float] = defaultdict(float)
     costs: dict[str, float] = defaultdict(float)
-    for event in fp32.operators():
-        if event.key in lowered:
-            costs[event.name] += _cost(event)
-            if event.repeatable:
-                errors[event.name] += _error_caused(event, lowered[event.key], fp32.tape, eager)
+    for each in fp32.operators():
+        if each.key in lowered:
+            costs[each.name] += max(each.flops, 1)
+            if each.repeatable:
+                errors[each.name] += _error_caused(each, lowered[each.key], fp32, eager)
     return sorted(costs, key=lambda name: (-errors[name] / costs[name], -errors[name]))
 
 
-def _error_caused(event: Event, mixed: Event, tape: Tape, policy: EagerPolicy | None) -> float:
+def _error_caused(wide: OpRecord, mixed: OpRecord, fp32: Recording, policy: EagerPolicy | None) -> float:
     """Estimate the square of the error that an operator's rounding causes in the network's outputs."""
     # Gradients of the outputs times random numbers say how much each value of the operator's output matters; rounding
     # errors of different values are taken to be independent.
-    if policy is not None and lowers_alone(event, policy):
-        plain, low = (rerun.outputs for rerun in both_ways(event, tape, policy))
-    else:  # it is in C++ there: what its inputs' errors add counts as its own
-        plain, low = event.outputs, mixed.outputs
+    plain, low = wide.outputs, mixed.outputs  # in C++ what its inputs' errors add counts as its own
+    if policy is not None and lowers_alone(wide, policy):
+        plain, low = (rerun.outputs for rerun in both_ways(wide, fp32, policy))
     total = 0.0
-    for expected_, rounded, gradient in zip(plain, low, event.gradients):
+    for expected_, rounded, gradient in zip(plain, low, wide.gradients):
         if gradient is not None:
-            change = tape.values(rounded).astype("float64") - tape.values(expected_)
-            total += float(((change * tape.values(gradient)) ** 2).sum())
+            change = fp32.values(rounded).astype("float64") - fp32.values(expected_)
+            total += float(((change * fp32.values(gradient)) ** 2).sum())
     return total if math.isfinite(total) else math.inf
-
-
-def _cost(event: Event) -> float:
-    """Return the cost of an operator in FP32: its arithmetic."""
-    inputs = [Entry(Node("null", "", shapes=[array.shape])) for array in event.inputs]
-    node = Node(event.op, event.name, dict(event.attrs), inputs, shapes=[array.shape for array in event.outputs])
-    return max(flops(node), 1)

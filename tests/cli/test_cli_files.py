@@ -245,7 +245,7 @@ class TestReport:
             assert all(word in out for word in (*names, "reason", "Convolution", "rule"))
         monkeypatch.setenv("COLUMNS", "80")
         _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
-        assert all(word in out for word in ("arithmetic", "Convolution", "amp.explain() gives the reasons"))
+        assert all(word in out for word in ("arithmetic", "Convolution", "Next: "))
 
     def test_a_converted_network_is_reported_as_it_is_and_how_it_was_converted(self, folder, tmp_path, capsys):
         run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "half", "--exclude", "small_dense0_fwd")

@@ -16,8 +16,7 @@ from mxnet.gluon import HybridBlock, nn
 from networks import NETWORKS, outputs_of, ready
 
 import gluon_amp as amp
-from gluon_amp.debug.search import pruned, shortest_prefix
-from gluon_amp.rules import FP32, Rule
+from gluon_amp.judging import fewest
 
 
 def diagonal(*factors, width=4, hybridize=True):
@@ -174,10 +173,10 @@ class Noisy(gluon.Block):
 
 def test_a_reference_that_does_not_agree_with_itself_is_refused():
     net, data = diagonal(1, 1)
-    with pytest.raises(amp.StateError, match="two runs in FP32 do not agree: their results differ"):
+    with pytest.raises(amp.StateError, match="two runs in FP32 do not agree: they differ by"):
         search(Noisy(net), data, 0.01)
     values = iter(range(10))
-    with pytest.raises(amp.StateError, match="two runs in FP32 do not agree: their metrics differ by 1"):
+    with pytest.raises(amp.StateError, match="two runs in FP32 do not agree: they differ by 1"):
         search(net, data, metric=lambda block: next(values), budget=0.5)
     with pytest.raises(amp.StateError, match="metric is nan in FP32"):
         search(net, data, metric=lambda block: float("nan"), budget=0.5)
@@ -229,19 +228,6 @@ def test_conversion_takes_a_policy():
         amp.convert_hybrid_block(net, "bfloat16", exclude=amp.Policy("bfloat16", excluded=frozenset({"elsewhere"})))
 
 
-def test_everything_a_user_can_decide_survives_json():
-    rule = Rule(FP32, when=("act_type", ("gelu", "elu")), fp32_inputs=(1,), note="slow")
-    policy = amp.Policy("bfloat16", {"LeakyReLU": (rule,)}, excluded=frozenset({"a", "b"}), training=False)
-    assert amp.Policy.from_json(policy.to_json()) == policy
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}',
-                                  json.dumps({**json.loads(amp.Policy("float16").to_json()), "target_dtype": "int8"})])
-def test_other_texts_are_no_policies(text, tmp_path):
-    with pytest.raises(amp.PolicyError, match="not the JSON text of a policy"):
-        amp.Policy.from_json(text)
-
-
 def test_init_takes_a_policy_alone():
     with pytest.raises(amp.PolicyError, match="received fp32_ops as well"):
         amp.init(policy=amp.Policy("float16"), fp32_ops=["dot"])
@@ -256,17 +242,18 @@ def test_init_takes_a_policy_alone():
 @given(st.integers(1, 40), st.data())
 def test_subsets_are_minimal_for_conditions_that_more_items_cannot_break(count, data):
     items = list(range(count))
-    needed = data.draw(st.sets(st.sampled_from(items), min_size=1))
+    needed = data.draw(st.sets(st.sampled_from(items)))
     asked = []
 
     def holds(found):
         asked.append(tuple(found))
         return needed <= set(found)
 
-    prefix = shortest_prefix(items, holds)
-    assert prefix == items[:max(needed) + 1]
-    assert len(asked) <= count.bit_length()
-    assert set(pruned(prefix, holds)) == needed
+    prefix = fewest(items, holds)
+    assert prefix == items[:max(needed, default=-1) + 1]
+    assert len(asked) <= 2 + count.bit_length()
+    assert set(fewest(items, holds, prune=True)) == needed
+    assert fewest(items, lambda found: False) is None
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.data())
@@ -276,6 +263,6 @@ def test_no_single_item_can_be_left_out(weights, data):
     def holds(found):
         return sum(weights[i] for i in found) >= limit
 
-    found = pruned(shortest_prefix(range(len(weights)), holds), holds)
+    found = fewest(range(len(weights)), holds, prune=True)
     assert holds(found)
     assert all(not holds([i for i in found if i != left_out]) for left_out in found)

@@ -18,7 +18,7 @@ PROGRAMS = {page: program(page.read_text()) for page in PAGES}
 MODULES = [module.name for module in pkgutil.walk_packages(gluon_amp.__path__, "gluon_amp.")
            if not module.name.endswith(("__main__", "._core"))]  # the latter is no module but a library of operators
 # Their examples name bfloat16, to show what it does.
-SHOW_BFLOAT16 = ("gluon_amp.debug.explain", "gluon_amp.debug.report.reporting")
+SHOW_BFLOAT16 = ("gluon_amp.debug.explain", "gluon_amp.debug.report")
 
 
 def page_id(page):

@@ -1,8 +1,7 @@
-"""Calls of operators whose gradients are tried: those of the audit, and others in which MXNet takes another path."""
+"""Calls whose gradients are tried: the samples of operators, and others in which MXNet takes another path."""
 from __future__ import annotations
 
-from audit.samples import FAMILIES, NATIVE
-from audit.samples.sample import fixed, low, sample
+from operator_samples import MXNET, fixed, low, sample
 
 # In stock MXNet: what no program can run, or run backward, and so is not cured.
 REFUSED = {
@@ -118,6 +117,5 @@ IN_INFERENCE = (
              stride="(2,)" if len(size) == 1 else "(2, 2)", note=str(size)) for size in ((12,), (12, 12))),
     sample("Pooling", low(2, 16, 4, 4, values="distinct"), kernel="(1, 1)", global_pool=True, pool_type="max"),
     sample("LeakyReLU", _SMALL, act_type="rrelu", lower_bound=0.2, upper_bound=0.6))
-SAMPLES = (*(each for family, samples in FAMILIES.items() if family != NATIVE for each in samples
-             if each.in_graphs and each.gradient and each.op not in REFUSED and each.attrs.get("act_type") != "rrelu"),
-           *OTHERS)
+SAMPLES = (*(each for each in MXNET if each.in_graphs and each.gradient and each.op not in REFUSED
+             and each.attrs.get("act_type") != "rrelu"), *OTHERS)

@@ -18,10 +18,9 @@ import zlib
 import gluon_amp as amp  # isort: skip
 import mxnet as mx
 import numpy as np
-from audit.samples.sample import LOW
-from audit.values import fill
 from gradient_samples import IN_INFERENCE, SAMPLES
 from mxnet import autograd
+from operator_samples import LOW, fill
 
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp._mxnet.symbols import dtype_name

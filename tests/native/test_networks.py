@@ -1,8 +1,6 @@
 """Which parts of graphs run in C++, and networks that do: values, gradients, several passes, batches and contexts."""
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -18,15 +16,15 @@ from native_cases import (
     results_of_batches,
     with_gradients,
 )
-from test_operators import boxes
+from test_core_operators import boxes
 
 import gluon_amp as amp
 from gluon_amp.graph import Entry
-from gluon_amp.passes import hard_swish
-from gluon_amp.rules import FP32, Cause, Policy, Rule
+from gluon_amp.passes.activations import HARD_SWISH as SWISH
+from gluon_amp.rules import FP32, Cause, Device, Policy, Rule
 
 POOLING, RESIZE, SCALE, SUM = (f"_gluon_amp_{name}" for name in ("pooling", "resize", "scale_rows", "sum"))
-NMS, SWISH = "_gluon_amp_box_nms", hard_swish.OP
+NMS = "_gluon_amp_box_nms"
 SOFTMAX = ("_gluon_amp_softmax", "_gluon_amp_log_softmax")
 FACTORS, DATA, MAPS = (2, 32, 1, 1), (2, 32, 20, 20), (4, 120, 28, 28)
 
@@ -34,7 +32,7 @@ FACTORS, DATA, MAPS = (2, 32, 1, 1), (2, 32, 20, 20), (4, 120, 28, 28)
 def rewritten(*heads, available, target="float32", values=16, policy=None, **settings):
     """Return the operators of a graph after all passes, on a CPU whose vectors have so many values."""
     result = graph(*heads)
-    rewrite(result, replace(policy or Policy(target), channel_multiple=values), native=frozenset([available]),
+    rewrite(result, policy or Policy(target), Device(values), native=frozenset([available]),
             check=True, **settings)
     return describe(result)
 

@@ -20,7 +20,7 @@ from native_cases import (
     script,
     with_gradients,
 )
-from test_operators import GATES, batch_norm, boxes, clip, convolution, mixed, pooling, resize, results, rnn
+from test_core_operators import GATES, batch_norm, boxes, clip, convolution, mixed, pooling, resize, results, rnn
 
 import gluon_amp as amp
 from gluon_amp import native

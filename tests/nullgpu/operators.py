@@ -4,9 +4,8 @@ from __future__ import annotations
 from typing import Any
 
 import mxnet as mx
-from audit.samples import samples_of
-from audit.values import fill
 from mxnet import autograd
+from operator_samples import SAMPLES, fill
 
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.rules import LOWER, NEUTRAL, WIDEST, Policy
@@ -16,14 +15,14 @@ POLICY = Policy("float16")
 
 def conditions(op: str) -> list[str]:
     """Name the samples of an operator that the table may run in float16."""
-    return [item.condition for item in samples_of(op)
+    return [item.condition for item in SAMPLES[op]
             if POLICY.decide(op, item.attrs).rule in (LOWER, NEUTRAL, WIDEST)]
 
 
 def dispatch(op: str, dtype: str = "float16", only: str | None = None) -> list[tuple[str, str]]:
     """Return the conditions under which MXNet refuses an operator with inputs as the table has them, and its words."""
     failed = []
-    for item in samples_of(op):
+    for item in SAMPLES[op]:
         decision = POLICY.decide(op, item.attrs)
         if item.condition not in (conditions(op) if only is None else [only]):
             continue

@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("mxnet")
 
-from audit.processes import NORMALLY, isolated
-from audit.samples import samples_of
+from apart import NORMALLY, apart
+from operator_samples import SAMPLES
 from operators import POLICY, conditions, dispatch
 
 from gluon_amp.rules import LOWER, NEUTRAL, WIDEST
@@ -14,7 +14,7 @@ from gluon_amp.rules.tables import table
 
 RULES = (LOWER, NEUTRAL, WIDEST)
 LOW = sorted(name for name, rules in table("float16").items() if any(rule.rule in RULES for rule in rules))
-SAMPLED = [op for op in LOW if any(POLICY.decide(op, item.attrs).rule in RULES for item in samples_of(op))]
+SAMPLED = [op for op in LOW if any(POLICY.decide(op, item.attrs).rule in RULES for item in SAMPLES.get(op, ()))]
 
 
 # What FP32 does not run either, so that nothing is lost by float16: rrelu ends the process on a CPU as well. Whether an
@@ -42,9 +42,9 @@ def test_of_leaky_relu_rrelu_alone_is_not_run():
 
 def _failures(op):
     """Return what went wrong with an operator, by the condition; those of one that ends its process one by one."""
-    outcome = isolated(dispatch, (op,), 60.0)
+    outcome = apart(dispatch, op, seconds=60.0)
     if outcome.ended == NORMALLY:
         return dict(outcome.value)
-    ended = {condition: isolated(dispatch, (op, "float16", condition), 60.0) for condition in conditions(op)}
+    ended = {condition: apart(dispatch, op, "float16", condition, seconds=60.0) for condition in conditions(op)}
     return {condition: f"{each.ended} {each.value} {each.said[-300:]}" for condition, each in ended.items()
             if each.ended != NORMALLY or each.value}

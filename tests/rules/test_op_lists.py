@@ -6,7 +6,7 @@ from collections import Counter
 import mxnet as mx
 import numpy as np
 import pytest
-from audit.samples.excluded import is_backward
+from operator_samples import is_backward
 
 from gluon_amp import DTypeError
 from gluon_amp._mxnet.invoke import registered_operators

@@ -173,17 +173,11 @@ class TestTools:
         (remedy,) = item.remedies
         assert remedy.startswith("FP32 is fastest here. To run low precision all the same, name a type")
 
-    def test_advise(self, network):
-        found = amp.advise(*network, time=False)
-        (advice,) = [item for item in found if item.topic == "hardware"]
-        assert "FP32 is fastest on this device: this CPU has no BF16 instructions" in advice.text
-        assert "off" not in found.topics
-
-    def test_advise_where_a_slow_type_was_named(self, monkeypatch):
+    def test_the_summary_where_a_slow_type_was_named(self, monkeypatch):
         take_for(monkeypatch, "AVX512_CORE")
         amp.init("float16")
-        text = str(amp.advise(*ready(conv_net(), NETWORKS["conv"][1]), time=False))
-        assert "imitated" in text
+        found = amp.report(*ready(conv_net(), NETWORKS["conv"][1]), train=True)
+        assert "Next: float16 is imitated on this CPU" in found.summary
 
     @pytest.mark.parametrize("tool", ["compare", "search_exclusions"])
     def test_what_looks_at_low_precision_asks_for_a_type(self, network, tool):
@@ -195,11 +189,6 @@ class TestTools:
         assert 0 < amp.compare(*network, dtype="float16").outputs[0] < 0.01
         policy = amp.search_exclusions(*network, max_error=0.1, dtype="float16", progress=False)
         assert (policy.target_dtype, policy.excluded) == ("float16", frozenset())
-
-    def test_preflight_looks_at_what_would_be_stored(self, network):
-        assert amp.preflight(network[0]).target_dtype == "bfloat16"
-        assert amp.preflight(network[0]).problems == ()
-        assert amp.preflight(network[0], target_dtype="float16").target_dtype == "float16"
 
     def test_the_policy_of_a_file_is_refused_where_nothing_runs_its_type(self, monkeypatch):
         take_for(monkeypatch, "AVX2")

@@ -1,14 +1,13 @@
 """What each kind of CPU and GPU runs in when nothing is named and when a type is, and what is said about it."""
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import sys
 from functools import lru_cache
 
 import pytest
-from cpu_kinds import ALL_ISAS, LACKING, NO_BF16, ROOT, run_on
+from cpu_kinds import ALL_ISAS, LACKING, NO_BF16, run_on
 from networks import NETWORKS, conv_net, ready
 
 import gluon_amp as amp
@@ -275,25 +274,3 @@ class TestGpus:
 
 def test_float16_is_never_chosen_on_a_cpu(lesser):
     assert devices.support("cpu").dtype != FLOAT16
-
-
-class TestTheTool:
-    """tools/run_machines.py: which runs there are, and what it says of those that there are not."""
-
-    @pytest.mark.parametrize(("own", "runs", "said"), [
-        ("AVX512_CORE_AMX", ["AVX2", "AVX512_CORE"], "testing as on 2 lesser machines: AVX2, AVX512_CORE"),
-        ("AVX512_CORE", ["AVX2"], "AVX512_CORE: left out, this CPU has AVX512_CORE and nothing above"),
-        ("AVX2", [], "AVX512_CORE: left out, this CPU has AVX2 and nothing above"),
-    ])
-    def test_it_runs_what_the_cpu_can_pass_for(self, own, runs, said, monkeypatch, capsys):
-        monkeypatch.syspath_prepend(str(ROOT / "tools"))
-        tool, limits = importlib.import_module("run_machines"), []
-        monkeypatch.setattr(tool, "cpu_isa", lambda environ: min(own, environ.get("DNNL_MAX_CPU_ISA", own),
-                                                                 key=[*ALL_ISAS, "AVX512_CORE_AMX"].index))
-        monkeypatch.setattr(tool, "run", lambda limit, arguments: limits.append(limit) or (
-            ["what is wrong\n"] if limit == "AVX2" else None))
-        assert tool.main([]) == ("AVX2" in runs)
-        assert limits == runs
-        out = capsys.readouterr().out
-        assert said in out
-        assert out.endswith("what is wrong\n") == ("AVX2" in runs)

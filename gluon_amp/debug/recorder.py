@@ -1,0 +1,185 @@
+"""Hear of everything that the current thread runs: operators, graphs, and their blocks.
+
+For as long as it is heard these names are replaced, beside those of ``hooks``:
+
+- the invoke function, on both sides of AMP's: what the program calls, and what runs in the end, casts included,
+- ``RewritingCachedOp.__call__``: what a hybridized block's graph is called with,
+- ``Block.__call__``: which block operators belong to,
+- where every value is needed, what MXNet runs without an operator call, or into arrays made before: slices, copies,
+  ``autograd.Function``.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
+
+from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators
+from ..context import Replaced
+from ..graph import CAST, Role
+from ..plan.cached_op import RewritingCachedOp
+from ..rules import Decision, Policy
+from ..session import hooks
+from ..state.eager_policy import EagerPolicy, twins
+from ..state.frame import frame
+from ..state.in_force import in_force
+
+Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
+
+_ROLES = {CAST: Role.CAST, "_mul_scalar": Role.IDENTITY}  # of what the eager applier inserts
+
+
+class Call(NamedTuple):
+    """An operator that is about to run by itself."""
+
+    op: str  # a registered name, that of an array's method, or of the class of a function
+    called: str  # the operator that the program called; empty where AMP inserted this one
+    block: Block | None  # the innermost block whose call is under way
+    inputs: Sequence[NDArray]
+    compute: Compute  # runs it on such inputs
+    attrs: Mapping[str, str] = {}
+    role: Role = Role.OWN
+    policy: Policy | None = None
+    decision: Decision | None = None  # None where AMP has no say
+    writes: bool = False  # into arrays that were made before
+    is_whole: bool = False  # a method of arrays, or another call that is recorded as a whole
+
+
+OnCall = Callable[[Call], Sequence[NDArray]]  # runs an operator and returns its outputs
+OnGraph = Callable[["Block | None", RewritingCachedOp, Sequence[NDArray]], Any]  # runs a block's graph
+
+
+@contextmanager
+def heard(on_call: OnCall, on_graph: OnGraph, methods: bool = False) -> Iterator[None]:
+    """Let functions run the current thread's operators and graphs in the body, and methods of arrays on request."""
+    replaced = Replaced()
+    with hooks.kept_in_place(), hooks.invoke_replaced() as (original, put):
+        recorder = _Recorder(on_call, on_graph, original)
+        put(recorder.inner, recorder.outer)
+        replaced.put(RewritingCachedOp, "__call__", recorder.cached_op(RewritingCachedOp.__call__))
+        replaced.put(Block, "__call__", recorder.block(Block.__call__))
+        for owner, name in PAST_INVOKE if methods else ():
+            replaced.put(owner, name, recorder.method(name, getattr(owner, name)))
+        try:
+            yield
+        finally:
+            replaced.restore()
+
+
+@functools.lru_cache(maxsize=1)
+def _names() -> Mapping[int, str]:
+    return {handle_of(name): name for name in set(registered_operators().values())}
+
+
+class _Recorder:
+    """Follows the current thread's calls."""
+
+    def __init__(self, on_call: OnCall, on_graph: OnGraph, original: Invoke):
+        self.on_call = on_call
+        self.on_graph = on_graph
+        self.original = original
+        self.thread = threading.get_ident()
+        self.whole: list[Any] = []  # the calls that are recorded as a whole and that are under way
+        self.blocks: list[Block | None] = [None]
+        self.called: list[int] = []  # the operators that the program called and that are under way
+
+    def _listens(self) -> bool:
+        return not self.whole and threading.get_ident() == self.thread
+
+    def outer(self, invoke: Invoke) -> Invoke:
+        """Make the function that the program calls in place of AMP's invoke."""
+        def call(handle: int, *args: Any) -> Any:
+            if not self._listens():
+                return invoke(handle, *args)
+            with _pushed(self.called, handle):
+                return invoke(handle, *args)
+        return call
+
+    def inner(self, *arguments: Any) -> Any:
+        """Take the place of MXNet's own invoke, which every call ends in, whether AMP changed it or not."""
+        if not self._listens():
+            return self.original(*arguments)
+        made = Invocation(*arguments)
+
+        def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+            result = self.original(*made._replace(inputs=arrays, output_is_list=True))
+            return result if isinstance(result, (list, tuple)) else [result]
+        op = _names().get(made.handle, "?")
+        called = self.called[-1] if self.called else 0
+        is_own = made.handle in (called, twins().get(called))
+        eager = in_force.eager(made.inputs)
+        outputs = self.on_call(Call(
+            op, _names().get(called, "?") if is_own else "", self.blocks[-1], made.inputs, compute, made.attrs(),
+            Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
+            None if eager is None else eager.policy,
+            None if eager is None or not is_own else _decision(eager, op, made), writes=made.out is not None))
+        if made.out is not None:
+            return made.out
+        return outputs if made.output_is_list or len(outputs) != 1 else outputs[0]
+
+    def cached_op(self, original: Callable) -> Callable:
+        """Make the method that runs graphs."""
+        def call(operation: RewritingCachedOp, *args: NDArray, **kwargs: Any) -> Any:
+            if kwargs or not self._listens():
+                return original(operation, *args, **kwargs)
+            with _pushed(self.whole, operation):
+                return self.on_graph(self.blocks[-1], operation, args)
+        return call
+
+    def block(self, original: Callable) -> Callable:
+        """Make the method that calls blocks."""
+        @functools.wraps(original)
+        def call(block: Block, *args: Any) -> Any:
+            if threading.get_ident() != self.thread:
+                return original(block, *args)
+            with _pushed(self.blocks, block):
+                return original(block, *args)
+        return call
+
+    def method(self, name: str, original: Callable) -> Callable:
+        """Make the function that records a call as a whole."""
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            positions = [i for i, value in enumerate(args) if isinstance(value, NDArray)]
+            if not positions or not self._listens():
+                return original(*args, **kwargs)
+            kinds: list[type] = []
+
+            def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+                given = list(args)
+                for position, array in zip(positions, arrays):
+                    given[position] = array
+                with _pushed(self.whole, name):
+                    result = original(*given, **kwargs)
+                kinds.append(type(result))
+                results = result if isinstance(result, (list, tuple)) else [result]
+                # What is handed back as it is has no operator to differentiate.
+                return [self._copied(item) if any(item is array for array in arrays) else item for item in results]
+            outputs = self.on_call(Call(name, name, self.blocks[-1], [args[i] for i in positions], compute,
+                                        is_whole=True))
+            return kinds[0](outputs) if kinds[0] in (list, tuple) else outputs[0]
+        return call
+
+    def _copied(self, array: NDArray) -> NDArray:
+        return self.original(handle_of("_copy"), [array], [], [], None, False, False)
+
+
+@contextmanager
+def _pushed(stack: list[Any], value: Any) -> Iterator[None]:
+    stack.append(value)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def _decision(eager: EagerPolicy, op: str, made: Invocation) -> Decision:
+    """Return the decision of AMP on a call; for calls that AMP never touches, that of the table."""
+    operator = eager.operators.get(made.handle)
+    if operator is not None and made.inputs:
+        return eager.decide(operator, made)
+    return eager.rule_of(op, made.attrs(), made.inputs[0].shape if made.inputs else None)

@@ -1,0 +1,442 @@
+"""Run a network and record every operator, with its time, or with its values and gradients, on request.
+
+Graphs of hybridized blocks run in MXNet's engine, which reports what each operator gives. Where values are wanted they
+run operator by operator; where gradients are, each on arrays cut off from the operators that made them: MXNet's own
+backward of each runs alone then, and what every operator adds to every gradient is known.
+"""
+from __future__ import annotations
+
+import re
+from collections import Counter
+from contextlib import contextmanager
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import Block
+from mxnet.gluon.parameter import DeferredInitializationError
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
+
+from .._mxnet.arrays import is_recorded, map_arrays, wait_for_statistics
+from .._mxnet.blocks import without_a_trace
+from .._mxnet.engine import Output, Stopwatch, run_observed
+from .._mxnet.invoke import UpstreamCachedOp, original_invoke, run_operator
+from .._mxnet.symbols import NumpySymbol, dtype_name, from_graph
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..eager.loss_scale import loss_scale
+from ..errors import StateError, expected
+from ..graph import CAST, Entry, Graph, Node, Role
+from ..graph.attrs import parameters
+from ..passes.gradients import is_scale
+from ..plan.cached_op import RewritingCachedOp, prepared_operations
+from ..rules import Policy
+from ..state.in_force import in_force
+from .recorder import Call, Compute, heard
+from .records import FLOATS, OpRecord, Places, Read, count_casts, observe, observe_call, of_graph
+
+
+def record(call: Callable[[], Any], net: Block | None, *, records: bool = True, train_mode: bool = True,
+           loss: Callable[[Any], NDArray] | None = None, values: bool = False, keep: bool = False,
+           stopwatch: Stopwatch | None = None) -> Recording:
+    """Call a network, and then a loss of its result, and record every operator.
+
+    ``records``: autograd records the run. ``values``: the largest are noted, and ``backward`` may be called where
+    autograd records. ``keep``: all values are kept. ``stopwatch``: operators are timed, in the backward pass, too.
+    """
+    made = Recording(net, values, keep, differentiates=values and records, stopwatch=stopwatch)
+    with heard(made.called, made.graph_called, methods=values and records):
+        with autograd.record(train_mode=train_mode) if records else autograd.pause(train_mode=train_mode):
+            result = call()
+            made.outputs, made.count = float_arrays(result), len(made.records)
+            if loss is not None:
+                made.losses = float_arrays(loss(result))
+        if records and stopwatch is not None:
+            made.time_backward()
+    mx.nd.waitall()
+    made.match()
+    count_casts(made.records)
+    return made
+
+
+class Recording:
+    """What one run of a network did: its operators in the order in which they ran."""
+
+    def __init__(self, net: Block | None, values: bool, keep: bool, differentiates: bool, stopwatch: Stopwatch | None):
+        self.records: list[OpRecord] = []
+        self.count = 0  # how many of them ran in the network: the others are of the loss
+        self.outputs: list[NDArray] = []  # the floating-point ones, nested results flattened
+        self.losses: list[NDArray] = []
+        self.policies: list[Policy] = []
+        self.device: mx.Context | None = None
+        self.other_milliseconds = 0.0  # of what belongs to no operator, such as sums of gradients
+        self.parameter_gradients: dict[str, NDArray] = {}
+        self._values, self._keep, self._differentiates, self._stopwatch = values, keep, differentiates, stopwatch
+        self._names, self._places = parameter_names(net), Places(net)
+        # graphs that ran in the engine, what it reported, and what ran them, kept until the backward pass is over
+        self._graphs: list[tuple[list[OpRecord], list[Output], Any]] = []
+        self._producers: dict[int, tuple[NDArray, OpRecord, int]] = {}  # by the id of an array, which is kept alive
+        self._counts: Counter[str] = Counter()
+
+    def operators(self) -> list[OpRecord]:
+        """Return the network's own operators, without those that AMP inserted."""
+        return [each for each in self.records[:self.count] if not each.inserted]
+
+    def called(self, call: Call) -> Sequence[NDArray]:
+        """Run an operator that was called by itself."""
+        self._note(call.inputs, call.policy)
+        block, path = self._places.of("", call.block, in_graph=False)
+        name = f"{block}/{call.called or '+' + call.op}"
+        number = self._counts[name]
+        role = Role.CAST if call.role is Role.OWN and call.op == CAST else call.role
+        made = OpRecord(f"{name}{number or ''}", call.op, call.op, call.attrs, role, list(map(self._read, call.inputs)),
+                        None, None, block, path, decision=call.decision, repeatable=not call.is_whole)
+        self._counts[name] += 1
+        outputs = self._run(made, call.inputs, call.compute, call.writes)
+        observe_call(made, [dtype_name(array.dtype) for array in outputs], [array.shape for array in outputs],
+                     call.policy)
+        if not (call.writes and self._differentiates):
+            self._producers.update((id(array), (array, made, i)) for i, array in enumerate(outputs))
+        return outputs
+
+    def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
+        """Run a hybridized block's graph."""
+        eager = in_force.eager(args)
+        self._note(args, None if eager is None else eager.policy)
+        graph, arrays = operation.graph(args), dict(zip(operation.names, args))
+        context = args[0].context if args else mx.current_context()
+        arrays.update((node.name, loss_scale.on(context)) for node in graph.variables() if is_scale(node))
+        made = of_graph(graph, operation.traced_graph(args), block, self._places,
+                        lambda entry: self._read(arrays[entry.node.name], entry))
+        outputs = (self._interpret(graph, made, arrays, context) if self._values else
+                   self._run_in_engine(graph, made, arrays, operation.symbol))
+        if self._values and isinstance(operation.symbol, NumpySymbol):
+            outputs = [array.as_np_ndarray() for array in outputs]
+        for array, head in zip(outputs, graph.heads):
+            if not head.node.is_variable:
+                self._producers[id(array)] = array, made[id(head.node)], head.output
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _run_in_engine(self, graph: Graph, made: Mapping[int, OpRecord], arrays: Mapping[str, NDArray],
+                       like: mx.sym.Symbol) -> list[NDArray]:
+        renamed, records = graph.copy(), list(made.values())
+        for number, node in enumerate(renamed.operators()):
+            node.name = f"op{number}"  # the engine knows operators by their names
+        symbol = from_graph(renamed, like)
+        reports: list[Output] = []
+        running, result = run_observed(symbol, [arrays[name] for name in symbol.list_inputs()], reports,
+                                       self._stopwatch)
+        self._graphs.append((records, reports, running))
+        for each in records:
+            self._begin(each)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    def time_backward(self) -> None:
+        """Run the backward pass of the loss, or of the outputs."""
+        heads = [array for array in self.losses or self.outputs if is_recorded(array)]
+        if heads:
+            autograd.backward(heads)
+            for _, _, running in self._graphs:
+                running.check()
+        self.other_milliseconds += self._lap(())  # of operators outside of graphs
+
+    def match(self) -> None:
+        """Give each operator of a graph that ran in the engine the reports about it."""
+        for records, reports, _ in self._graphs:
+            for output in reports:
+                named = re.match(r"op(\d+)_(backward_)?", output.name)
+                if named is None:
+                    self.other_milliseconds += output.milliseconds
+                    continue
+                each = records[int(named[1])]
+                each.milliseconds += output.milliseconds
+                if each.observed is None and not named[2]:
+                    observe(each, output.dtype)
+            for each in records:
+                if each.imitates is not None and each.observed is None:
+                    each.imitates.observed = None  # the engine computes equal operators once, and reports one
+        self._graphs = []
+
+    def _interpret(self, graph: Graph, made: Mapping[int, OpRecord], arrays: Mapping[str, NDArray],
+                   context: mx.Context) -> list[NDArray]:
+        """Run a graph operator by operator."""
+        nodes = graph.nodes()
+        uses = Counter(entry.key for node in nodes for entry in node.inputs) + Counter(head.key for head in graph.heads)
+        values: dict[tuple[int, int], NDArray] = {}
+        for node in nodes:
+            if node.is_variable:
+                values[Entry(node).key] = arrays[node.name]
+                continue
+            inputs = [values[entry.key] for entry in node.inputs]
+            uses.subtract(entry.key for entry in node.inputs)
+            for entry in node.inputs:
+                if not uses[entry.key]:
+                    values.pop(entry.key, None)  # memory of large networks
+            outputs = self._run(made[id(node)], inputs, self._node(node, context, graph.attrs))
+            observe(made[id(node)], dtype_name(outputs[0].dtype))
+            values.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
+        return [values[head.key] for head in graph.heads]
+
+    def _begin(self, made: OpRecord) -> None:
+        made.training = autograd.is_training()
+        if made.in_graph:
+            made.count = self._counts[made.name]
+            self._counts[made.name] += 1
+        self.records.append(made)
+
+    def _run(self, made: OpRecord, inputs: Sequence[NDArray], compute: Compute, writes: bool = False) -> list[NDArray]:
+        self._begin(made)
+        if not self._differentiates or writes:
+            outputs = list(compute(inputs))
+        else:
+            made.marked = [autograd.is_recording() and _is_differentiable(array, read)
+                           for array, read in zip(inputs, made.reads)]
+            # MXNet ties all operators that read an array into one graph, a constant too: each gets its own handle.
+            leaves = [_leaf_of(array) if mark else array.detach() for array, mark in zip(inputs, made.marked)]
+            outputs = list(compute(leaves))
+            if any(made.marked):
+                made.leaves, made.recorded = leaves, outputs
+                outputs = [array.detach() for array in outputs]
+        made.milliseconds = self._lap(outputs)
+        if self._values and not self._keep:
+            made.largest = self.largest(outputs)
+        if self._keep and not writes:
+            made.arguments, made.outputs = list(inputs), outputs
+        return outputs
+
+    def _read(self, array: NDArray, entry: Entry | None = None) -> Read:
+        """Return an input of an operator outside of graphs, or of a graph."""
+        dtype, shape = (dtype_name(array.dtype), array.shape) if entry is None else (entry.dtype, entry.shape)
+        if id(array) in self._producers:
+            _, source, output = self._producers[id(array)]
+            return Read(source.name, dtype, shape, False, source, output)
+        name = self._names.get(id(array), "data" if entry is None else entry.node.name)
+        return Read(name, dtype, shape, id(array) in self._names)
+
+    def source(self, array: NDArray) -> tuple[OpRecord, int] | None:
+        """Return the operator that made an array, and which output it is; None for data and parameters."""
+        found = self._producers.get(id(array))
+        return None if found is None else found[1:]
+
+    def _note(self, arrays: Sequence[NDArray], policy: Policy | None) -> None:
+        if arrays and self.device is None:
+            self.device = arrays[0].context
+        if policy is not None and not any(policy is known for known in self.policies):
+            self.policies.append(policy)
+
+    def _lap(self, arrays: Sequence[NDArray]) -> float:
+        if self._stopwatch is None:
+            return 0.0
+        for array in arrays:
+            array.wait_to_read()
+        return self._stopwatch.lap()
+
+    def largest(self, arrays: Sequence[NDArray | None]) -> float | None:
+        """Return the largest absolute value, infinite where there is an inf or NaN; None where there is no value."""
+        sizes = [np.abs(self.values(array)) for array in arrays if array is not None and is_float(array) and array.size]
+        return max((float(size.max()) if np.isfinite(size).all() else np.inf for size in sizes), default=None)
+
+    def _node(self, node: Node, context: mx.Context, graph_attrs: dict[str, Any]) -> Compute:
+        if node.extra:  # operators with graphs inside, such as loops
+            return _cached(node, graph_attrs)
+        attrs = parameters(node.attrs)
+        if not node.inputs:
+            attrs.update(_made_from_nothing(node, context))
+        return lambda inputs: self.call(node.op, inputs, attrs)
+
+    def call(self, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any]) -> list[NDArray]:
+        """Run an operator past AMP, unrecorded."""
+        return run_operator(original_invoke, op, inputs, attrs, output_is_list=True)
+
+    def backward(self, seeds: Iterable[tuple[NDArray, NDArray]], scale: float = 1.0) -> None:
+        """Compute the gradients of everything recorded, operator by operator, from arrays and their gradients."""
+        totals: dict[tuple[int, int], NDArray] = {}
+        with loss_scale.at(scale):
+            for array, gradient in seeds:
+                found = self.source(array)
+                if found is not None:
+                    self._add(totals, (id(found[0]), found[1]), gradient)
+            for made in reversed(self.records):
+                self._differentiated(made, totals)
+
+    def _differentiated(self, made: OpRecord, totals: dict[tuple[int, int], NDArray]) -> None:
+        """Take the gradients of an operator's outputs, and add what it contributes to those of its inputs."""
+        gradients = [totals.pop((id(made), i), None) for i in range(max(len(made.outputs), len(made.recorded)))]
+        heads = [(output, gradient) for output, gradient in zip(made.recorded, gradients) if gradient is not None]
+        contributed = _per_input(heads, made.leaves, made)
+        made.leaves = made.recorded = ()  # MXNet frees what it keeps
+        if self._keep:
+            made.gradients, made.input_gradients = gradients, contributed
+        else:
+            made.largest_gradient = self.largest([*gradients, *contributed])
+        for read, gradient in zip(made.reads, contributed):
+            if gradient is not None and read.source is not None:
+                self._add(totals, (id(read.source), read.output), gradient)
+            elif gradient is not None and read.is_parameter:
+                self._add(self.parameter_gradients, read.name, gradient)
+
+    def _add(self, totals: dict[Any, NDArray], key: Any, gradient: NDArray) -> None:
+        totals[key] = self.call("elemwise_add", [totals[key], gradient], {})[0] if key in totals else gradient
+
+    def again(self, made: OpRecord, run: Callable[..., Sequence[NDArray]] | None = None,
+              as_cast: bool = False) -> Rerun:
+        """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients."""
+        # ``run`` takes its name, inputs and parameters; MXNet's kernel without it. ``as_cast``: on inputs after casts.
+        given = made.arguments if as_cast else [made.original(position)[0] for position in range(len(made.arguments))]
+        arrays = list(map(self.in_fp32, given))
+        inputs = [_leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, made.marked)]
+        attrs = parameters(made.attrs)
+        with autograd.record(train_mode=made.training) if any(made.marked) else autograd.pause(made.training):
+            outputs = list((run or self.call)(made.kernel, inputs, attrs))
+        heads = [(output, self.in_fp32(gradient)) for output, gradient in zip(outputs, made.gradients)
+                 if gradient is not None]
+        return Rerun([array.detach() for array in outputs], _per_input(heads, inputs, made))
+
+    def in_fp32(self, array: NDArray) -> NDArray:
+        """Return an array as it is, or cast up from low precision."""
+        if dtype_name(array.dtype) not in (FLOAT16, BFLOAT16):
+            return array
+        with autograd.pause():
+            return self.call(CAST, [array], {"dtype": FLOAT32})[0]
+
+    def values(self, array: NDArray) -> np.ndarray:
+        """Return the values of an array, low-precision ones in float32."""
+        if isinstance(array, BaseSparseNDArray):
+            array = array.tostype("default")
+        return (self.in_fp32(array) if dtype_name(array.dtype) == BFLOAT16 else array).asnumpy()
+
+
+class Rerun(NamedTuple):
+    """The results of an operator that ran alone: its outputs, and its part in the gradient of each input."""
+
+    outputs: list[NDArray]
+    input_gradients: list[NDArray | None]
+
+
+def _is_differentiable(array: NDArray, read: Read) -> bool:
+    return is_float(array) and (bool(read.source.recorded) if read.source is not None else array.grad is not None)
+
+
+def _per_input(heads: Sequence[tuple[NDArray, NDArray]], inputs: Sequence[NDArray],
+               made: OpRecord) -> list[NDArray | None]:
+    """Return the gradient of each input, None where there is none, from outputs and their gradients."""
+    leaves = [array for array, mark in zip(inputs, made.marked) if mark]
+    gradients = iter(_gradients_of(heads, leaves, made.training) if heads and leaves else [None] * len(made.marked))
+    return [next(gradients) if mark else None for mark in made.marked]
+
+
+def _gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDArray],
+                 training: bool) -> list[NDArray | None]:
+    """Return the gradients of marked arrays; None for all where the operator has no gradient."""
+    outputs, gradients = zip(*heads)
+    try:
+        per_leaf = autograd.grad(list(outputs), list(leaves), head_grads=list(gradients), retain_graph=False,
+                                 train_mode=training)
+    except mx.MXNetError as error:
+        if "non-differentiable" not in str(error):
+            raise
+        return [None] * len(leaves)
+    return [array.tostype("default") if isinstance(array, BaseSparseNDArray) else array for array in per_leaf]
+
+
+def _leaf_of(array: NDArray) -> NDArray:
+    """Return the values of an array as one that gradients are taken of."""
+    leaf = array.detach()
+    autograd.mark_variables([leaf], [array.detach()])  # gradients are fetched: the buffer is never written
+    return leaf
+
+
+def _made_from_nothing(node: Node, context: mx.Context) -> dict[str, str]:
+    """Return what an operator without inputs gets from the graph around it: its device, and its shape if open."""
+    shape = node.shapes[0] if node.shapes else None
+    attrs = {} if context.device_type == "cpu" else {"ctx": str(context)}
+    return {**attrs, "shape": str(shape)} if "shape" in node.attrs and shape else attrs
+
+
+def _cached(node: Node, graph_attrs: dict[str, Any]) -> Compute:
+    """Make a cached op of one node; without MXNet's version among the attributes of its graph MXNet adds inputs."""
+    inputs = [Entry(Node("null", f"input{i}")) for i in range(len(node.inputs))]
+    alone = Node(node.op, node.name, node.attrs, inputs, node.num_outputs, node.extra)
+    symbol = from_graph(Graph([Entry(alone, i) for i in range(node.num_outputs)], graph_attrs), mx.sym.Variable("like"))
+    order = [int(name[len("input"):]) for name in symbol.list_inputs()]
+    operation = UpstreamCachedOp(symbol)
+
+    def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+        outputs = operation(*(arrays[i] for i in order))
+        return outputs if isinstance(outputs, list) else [outputs]
+    return compute
+
+
+def planned(net: Block) -> tuple[list[OpRecord], str]:
+    """Return the operators that a network's last hybridized call under AMP ran, as planned, and the kind of device."""
+    operations = prepared_operations(net) if in_force.is_on() else []
+    plans = [(block, operation.latest) for block, operation in operations if operation.latest is not None]
+    places, names = Places(net), set(net.collect_params().keys())
+
+    def variable(entry: Entry) -> Read:
+        return Read(entry.node.name, entry.dtype, entry.shape, entry.node.name in names)
+
+    made = [each for block, plan in plans for each in of_graph(
+        plan.graph, plan.traced.analysed(plan.dtypes, plan.shapes), block, places, variable).values()]
+    count_casts(made)
+    return made, plans[0][1].facts.device if plans else ""
+
+
+def is_float(array: Any) -> bool:
+    """Tell whether a value is a dense array of floating-point numbers."""
+    dense = isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray)
+    return dense and dtype_name(array.dtype) in FLOATS
+
+
+def float_arrays(value: Any) -> list[NDArray]:
+    """Return the floating-point arrays of nested lists, tuples and dicts."""
+    arrays: list[NDArray] = []
+    map_arrays(arrays.append, value)
+    return [array for array in arrays if is_float(array)]
+
+
+def arguments_of(data: Any) -> tuple:
+    """Return the arguments of a network's call."""
+    arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
+    arrays: list[NDArray] = []
+    map_arrays(arrays.append, arguments)
+    if not arrays:
+        raise TypeError(expected("an array, or a tuple with the arguments of the network's call", "data", data))
+    return arguments
+
+
+def parameter_names(net: Block | None) -> dict[int, str]:
+    """Map the ``id`` of parameters' arrays, on all contexts, to the parameters' names."""
+    items = net.collect_params().items() if net is not None else ()
+    return {id(array): name for name, parameter in items for array in parameter.list_data()}
+
+
+def make_ready(net: Block, arguments: Sequence[Any]) -> None:
+    """Give a shape to parameters that wait for their first data; refuse those that are not initialized."""
+    if not isinstance(net, Block):
+        raise TypeError(expected("a Gluon block", "net", net))
+    try:
+        for parameter in net.collect_params().values():
+            parameter.list_data()
+    except DeferredInitializationError:
+        with without_a_trace(net), autograd.pause():
+            net(*arguments)
+    except RuntimeError as error:
+        raise StateError(f"the network's parameters are not initialized ({error}). Call net.initialize() or load "
+                         "them first") from error
+
+
+@contextmanager
+def unchanged(net: Block) -> Iterator[None]:
+    """Restore the arrays that a run changes: gradients, and those that are not trained, such as running statistics."""
+    arrays = [array for parameter in net.collect_params().values()
+              for array in (parameter.list_data() if parameter.grad_req == "null" else parameter.list_grad())]
+    wait_for_statistics()
+    saved = [array.copy() for array in arrays]
+    try:
+        yield
+    finally:
+        wait_for_statistics()
+        for array, before in zip(arrays, saved):
+            before.copyto(array)

@@ -1,0 +1,281 @@
+"""One record for each operator: what was planned for it and why, and what it did when it ran."""
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+from mxnet.gluon import Block, SymbolBlock
+from mxnet.ndarray import NDArray
+
+from .._mxnet.blocks import Owners, block_tree
+from ..dtypes import FLOAT32, INT8, LOW_PRECISION
+from ..graph import CAST, Entry, Graph, Node, Role
+from ..graph.attrs import INT8_CASTS, NOTE, is_in_int8
+from ..rules import KEEP, Cause, Decision, Policy, precision
+from .flops import flops
+
+FLOATS = (FLOAT32, *LOW_PRECISION, "float64")
+_BYTES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_CASTS = (CAST, *INT8_CASTS)
+
+
+class Read(NamedTuple):
+    """An input of an operator: data, a parameter, or an output of an earlier operator."""
+
+    name: str  # of the data, the parameter or the operator
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    is_parameter: bool = False
+    source: OpRecord | None = None  # the operator that gave it
+    output: int = 0  # its number among that operator's outputs
+
+
+class Input(NamedTuple):
+    """An input of an operator as the program made it, without the casts and helpers that AMP put before it."""
+
+    name: str  # of the operator, parameter or data that it comes from
+    source_dtype: str | None  # the type that it has there
+    dtype: str | None  # the type in which the operator reads it
+    shape: tuple[int, ...] | None
+    is_parameter: bool  # always False for symbols, which do not tell
+    is_result: bool  # whether an operator gave it
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it is read in another type than it has."""
+        return self.dtype != self.source_dtype
+
+
+@dataclass(eq=False, repr=False)
+class OpRecord:
+    """One operator of a network, or one that AMP put between them."""
+
+    name: str  # in the graph; outside of graphs that of its block and the operator
+    op: str  # the program's operator
+    kernel: str  # the registered operator that runs: another one where C++ of this package takes the program's place
+    attrs: Mapping[str, str]
+    role: Role  # whether the program or AMP put it there, and what for
+    reads: Sequence[Read]
+    dtype: str | None  # of its first output
+    shape: tuple[int, ...] | None = None  # of its first output, without the channels that AMP appends
+    block: str = ""  # the name of the innermost block that it belongs to
+    path: str = ""  # the attributes that lead to that block, as in 'features.3'
+    in_graph: bool = False  # whether it is part of the graph of a hybridized block
+    decision: Decision | None = None  # None where AMP decided nothing
+    note: str = ""  # the reason that a converted network's graph holds
+    planned: str | None = None  # the precision that was decided for its floating-point data
+    observed: str | None = None  # the precision that its data has when it runs; None where it did not run
+    flops: int = 0  # arithmetic of the forward pass, two per multiply-add; without the channels that AMP appends
+    casts: int = 0  # the casts that were made for it first
+    bytes_converted: int = 0  # the bytes that those casts read and write, or that it does where it is a cast
+    milliseconds: float = 0.0  # forward and backward; 0.0 where no times were taken
+    largest: float | None = None  # the largest absolute value of its outputs; None where none was looked at
+    largest_gradient: float | None = None  # likewise of the gradients of its outputs
+    count: int = 0  # how many operators of its name came before
+    # Of a run that keeps values, or differentiates:
+    arguments: Sequence[NDArray] = ()  # the arrays that it was given
+    outputs: Sequence[NDArray] = ()
+    marked: Sequence[bool] = ()  # the inputs that gradients are taken of
+    leaves: Sequence[NDArray] = ()  # the arguments, each cut off from the operator that made it; until differentiated
+    recorded: Sequence[NDArray] = ()  # the outputs in MXNet's own record; until differentiated
+    gradients: Sequence[NDArray | None] = ()  # of the outputs
+    input_gradients: Sequence[NDArray | None] = ()  # what this operator alone contributes
+    training: bool = False
+    repeatable: bool = True  # whether it can run once more, alone
+
+    @property
+    def precision(self) -> str | None:
+        """The precision observed, else the one planned."""
+        return self.observed or self.planned
+
+    @property
+    def rule(self) -> str:
+        """The rule that decided its precision, as docs/design/precision.md lists them; empty without a decision."""
+        return self.decision.rule if self.decision else ""
+
+    @property
+    def reason(self) -> str:
+        """Why it runs in its precision, for people."""
+        return self.decision.note if self.decision else self.note
+
+    @property
+    def cause(self) -> Cause | str:
+        """The kind of reason, for programs; empty without a decision."""
+        return self.decision.cause if self.decision else ""
+
+    @property
+    def native(self) -> bool:
+        """Whether an operator in C++ of this package ran in its place."""
+        return self.kernel != self.op
+
+    @property
+    def inserted(self) -> bool:
+        """Whether AMP put it there."""
+        return self.role is not Role.OWN
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether AMP decided on its precision."""
+        return self.decision is not None and self.decision.rule != KEEP
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it is a cast of AMP's between operators of different precision."""
+        return self.role is not Role.ROUNDING and self.inserted and self.op in _CASTS
+
+    @property
+    def imitates(self) -> OpRecord | None:
+        """The operator whose result it rounds to a type that is imitated; None for other operators."""
+        is_rounding = self.role is Role.ROUNDING and self.dtype != FLOAT32 and self.reads
+        return self.reads[0].source if is_rounding else None
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it is any cast of AMP's."""
+        return self.role in (Role.CAST, Role.ROUNDING)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identifies the same operator in another run."""
+        return self.name, self.count
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The operator's inputs as the program made them."""
+        return tuple(map(_input, self.reads))
+
+    def original(self, position: int) -> tuple[NDArray, OpRecord | None]:
+        """Return the array of an input as it was before AMP's casts, and the operator that gave it."""
+        array, source = self.arguments[position], self.reads[position].source
+        while source is not None and source.role in (Role.CAST, Role.ROUNDING, Role.IDENTITY):
+            array, source = source.arguments[0], source.reads[0].source
+        return array, source
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.name!r}: planned {self.planned}, observed {self.observed}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, without the arrays."""
+        if self.inserted:
+            read = self.reads[0] if self.reads else Read("", None, None)
+            return {**{name: getattr(self, name) for name in _OF_INSERTED}, "source": read.name,
+                    "source_dtype": read.dtype, "imitation": self.role is Role.ROUNDING}
+        return {**{name: getattr(self, name) for name in _OF_OWN}, "inputs": [read._asdict() for read in self.inputs]}
+
+
+_OF_INSERTED = ("name", "op", "dtype", "shape", "bytes_converted", "milliseconds", "is_cast")
+_OF_OWN = ("name", "op", "block", "path", "in_graph", "planned", "observed", "rule", "reason", "cause",
+           "native", "shape", "flops", "casts", "bytes_converted", "milliseconds", "largest", "largest_gradient")
+
+
+def _input(read: Read) -> Input:
+    chain = [read]
+    while chain[-1].source is not None and chain[-1].source.inserted and chain[-1].source.reads:
+        chain.append(chain[-1].source.reads[0])
+    origin = chain[-1]
+    # Where a type is imitated, values are rounded right behind the operator that gives them, and computed with in FP32.
+    made = chain[-2] if len(chain) > 1 and _is_rounded(chain[-2]) else origin
+    taken = next((each for each in chain if not (_is_rounded(each) and each.dtype == FLOAT32)), origin)
+    return Input(origin.name, made.dtype, taken.dtype, origin.shape, origin.is_parameter, origin.source is not None)
+
+
+def _is_rounded(read: Read) -> bool:
+    return read.source is not None and read.source.role is Role.ROUNDING
+
+
+class Places:
+    """Tells which block an operator belongs to: in a graph by the beginning of its name."""
+
+    def __init__(self, net: Block | None):
+        self._paths = {id(block): path for path, block in block_tree(net)} if net is not None else {}
+        self._owners = Owners(net)
+
+    def of(self, name: str, around: Block | None, in_graph: bool) -> tuple[str, str]:
+        """Return the name of an operator's block, and the path to it."""
+        block = (self._owners.of(name) if in_graph else None) or around
+        if isinstance(block, SymbolBlock) and self._paths.get(id(block)) == "":
+            # From files: the operators' names begin with those that the blocks had when they were exported.
+            return name.rpartition("_")[0] or block.name, ""
+        return (block.name, self._paths.get(id(block), "")) if block is not None else ("", "")
+
+
+def of_graph(graph: Graph, traced: Graph, around: Block | None, places: Places,
+             variable: Callable[[Entry], Read]) -> dict[int, OpRecord]:
+    """Return a record for every operator of a graph, by the id of its node; none has run yet."""
+    as_traced: dict[tuple[str, str], list[Node]] = defaultdict(list)
+    for node in reversed(traced.operators()):
+        as_traced[node.op, node.name].append(node)
+    made: dict[int, OpRecord] = {}
+    for node in graph.operators():
+        reads = [variable(entry) if entry.node.is_variable else
+                 Read(entry.node.name, entry.dtype, entry.shape, False, made[id(entry.node)], entry.output)
+                 for entry in node.inputs]
+        # Graphs that were converted hold their casts themselves.
+        role = Role.CAST if node.role is Role.OWN and node.op in _CASTS else node.role
+        record = made[id(node)] = OpRecord(
+            node.name, node.kind, node.op, node.attrs, role, reads, node.dtypes[0] if node.dtypes else None,
+            node.shapes[0] if node.shapes else None, *places.of(node.name, around, True), True, node.decision,
+            node.attrs.get(NOTE, ""), _of_data(node.op, node.attrs, reads, Entry(node).dtype),
+            repeatable=not node.extra)
+        if as_traced[node.kind, node.name]:
+            own = as_traced[node.kind, node.name].pop()
+            record.flops, record.shape = flops(own), own.shapes[0]
+        if record.imitates is not None:
+            record.imitates.planned = record.dtype
+    return made
+
+
+def observe(record: OpRecord, dtype: str | None) -> None:
+    """Note the type that an operator's first output has."""
+    record.observed = _of_data(record.kernel, record.attrs, record.reads, dtype)
+    if record.imitates is not None and record.imitates.planned == dtype:
+        record.imitates.observed = dtype
+
+
+def observe_call(record: OpRecord, dtypes: Sequence[str | None], shapes: Sequence[tuple[int, ...]],
+                 policy: Policy | None) -> None:
+    """Note what an operator gave that was called outside of graphs, and what was planned for it."""
+    record.dtype, record.shape = dtypes[0], shapes[0]
+    record.planned = _of_data(record.kernel, record.attrs, record.reads, record.dtype)
+    if not record.inserted:
+        inputs = [Entry(Node("null", read.name, dtypes=[read.dtype], shapes=[read.shape])) for read in record.reads]
+        record.flops = flops(Node(record.kernel, record.name, dict(record.attrs), inputs, len(shapes),
+                                  dtypes=list(dtypes), shapes=list(shapes)))
+    if policy is not None and not record.inserted and record.decision is not None and record.is_decided:
+        # An input that was cast up for this call alone stands for the imitated type.
+        types = [(read.source.reads[0] if _is_rounded(read) and read.source else read).dtype for read in record.reads]
+        record.planned = precision(record.decision, types, FLOAT32, policy.target_dtype) or record.planned
+    observe(record, record.dtype)
+
+
+def _of_data(op: str, attrs: Mapping[str, str], reads: Sequence[Read], dtype: str | None) -> str | None:
+    """Return the type of an operator's data: of its output, or of an input where the output is an integer."""
+    if is_in_int8(op, attrs):
+        return INT8
+    if dtype in FLOATS:
+        return dtype
+    return next((read.dtype for read in reads if read.dtype in FLOATS), dtype)
+
+
+def count_casts(records: Sequence[OpRecord]) -> None:
+    """Count each cast for the operator that reads it first, or that gives what it casts where none does."""
+    readers: dict[int, OpRecord] = {}  # the first one of each inserted operator
+    for record in records:
+        for read in () if record.inserted else record.reads:
+            source = read.source
+            while source is not None and source.inserted:
+                readers.setdefault(id(source), record)
+                source = source.reads[0].source if source.reads else None
+    for cast in records:
+        if cast.inserted and cast.op in _CASTS and cast.shape:
+            cast.bytes_converted = prod(cast.shape) * (_BYTES.get(str(cast.reads[0].dtype), 0)
+                                                       + _BYTES.get(str(cast.dtype), 0))
+        if cast.is_cast:
+            owner = readers.get(id(cast), cast.reads[0].source)
+            while owner is not None and owner.inserted:
+                owner = owner.reads[0].source if owner.reads else None
+            if owner is not None:
+                owner.casts += 1
+                owner.bytes_converted += cast.bytes_converted

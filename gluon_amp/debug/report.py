@@ -1,0 +1,441 @@
+"""``amp.report``: every operator of a network, the precision planned for it and the one it really runs in."""
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from contextlib import nullcontext
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+
+import mxnet as mx
+from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
+
+from .. import checks
+from .._mxnet.arrays import cast_arrays
+from .._mxnet.engine import Stopwatch
+from .._mxnet.symbols import dtype_name, input_dtypes, of_inputs
+from ..aliases import answers
+from ..convert import check_names, shapes_in
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
+from ..errors import GraphError, expected
+from ..graph.decision import WISHES
+from ..plan.cached_op import RewritingCachedOp
+from ..state.in_force import in_force
+from .recording import Recording, arguments_of, make_ready, record, unchanged
+from .records import OpRecord
+from .shown import Shown, draw, print_table, text_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LOW = (*LOW_PRECISION, INT8)
+_TIMED_RUNS = 3  # after one that makes kernels
+_WORTH_SAYING, _MUCH = 0.02, 0.1  # parts of the arithmetic, or of the time
+_SMALL_BATCH = 4
+_HEADROOM = 16  # how many times larger than the largest gradient later ones may be
+_LARGEST_SCALE = 2.0 ** 24
+
+
+def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: bool = False, ranges: bool = False,
+           loss: Callable[[Any], NDArray] | None = None) -> Report:
+    """Run a network once and say what mixed precision did to it, operator by operator, and what to do about it.
+
+    Hybridized blocks are reported as the graphs that they run, with the type that every operator gives; code that is
+    not hybridized as the operators that were called. Converted networks are reported as they are. The network is left
+    as it was.
+
+    Parameters
+    ----------
+    net : Block or Symbol
+        The network. A block must be initialized. A symbol is run under the settings that are in force now; inputs that
+        ``data`` does not name are filled with ones.
+    data : NDArray, or sequence of them
+        The argument of the network's call, or all its arguments in a tuple. For a symbol a dict of input names to
+        arrays or shapes.
+    train : bool
+        Run as in training: ``autograd.record`` is on. Running statistics and gradients are put back afterwards.
+    time : bool
+        Take the time of every operator with MXNet's profiler, which nothing else may use meanwhile: the median of three
+        runs. With ``train`` the backward pass is part of it.
+    ranges : bool
+        Look at the largest value of every operator, and with ``train`` at the largest gradient: the summary says how
+        near they are to the limits of the type, and which loss scale fits.
+    loss : callable, optional
+        Takes what the network returns and gives the loss that the backward pass begins with; the sum of the outputs
+        without.
+
+    Returns
+    -------
+    Report
+        Print it.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> amp.init('bfloat16')
+    >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
+    >>> net.initialize()
+    >>> net.hybridize()
+    >>> found = amp.report(net, mx.nd.ones((2, 8)))
+    >>> found.operators[0].name, found.operators[0].observed
+    ('fc_fwd', 'bfloat16')
+    >>> print(found.summary)
+    1 of 1 operators in bfloat16, 100% of the arithmetic, 4 casts (360 bytes)
+    Next: for inference amp.convert_hybrid_block(net) casts 2 parameters once, not at each call
+    >>> amp.deinit()
+    """
+    for name, value in (("train", train), ("time", time), ("ranges", ranges)):
+        checks.true_or_false(name, value)
+    call, block = _call(net, data, train), net if isinstance(net, Block) else None
+
+    def run(**options: Any) -> Recording:
+        return record(call, block, records=train, train_mode=train, loss=loss, **options)
+
+    with unchanged(block) if train and block is not None else nullcontext():
+        if time:
+            with Stopwatch() as stopwatch:
+                made = _with_medians([run(stopwatch=stopwatch) for _ in range(1 + _TIMED_RUNS)][1:])
+        else:
+            made = run()
+        if ranges:
+            _add_ranges(made, run(values=True), train)
+    device, policies = made.device or mx.cpu(), made.policies if in_force.is_on() else []
+    of_net, of_loss = made.records[:made.count], made.records[made.count:]
+    return Report(tuple(each for each in of_net if not each.inserted),
+                  tuple(each for each in of_net if each.inserted), train, time, loss is not None,
+                  made.other_milliseconds + sum(each.milliseconds for each in of_loss),
+                  tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
+                  device.device_type != "gpu" and any(policy.target_dtype == FLOAT16 for policy in policies),
+                  tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
+                  in_force.device(device).reason if in_force.policy(device) is not None else "", device)
+
+
+def _with_medians(runs: Sequence[Recording]) -> Recording:
+    """Return the last of several runs, with the median of each time where all ran the same operators."""
+    last = runs[-1]
+    if all(len(run.records) == len(last.records) for run in runs):
+        for each, *others in zip(last.records, *(run.records for run in runs[:-1])):
+            each.milliseconds = median([each.milliseconds, *(other.milliseconds for other in others)])
+    last.other_milliseconds = median([run.other_milliseconds for run in runs])
+    return last
+
+
+def _add_ranges(made: Recording, looked_at: Recording, train: bool) -> None:
+    """Add the largest values and gradients of a run of the same network."""
+    if train:
+        looked_at.backward([(array, looked_at.call("ones_like", [array], {})[0])
+                            for array in looked_at.losses or looked_at.outputs])
+    found = {each.key: each for each in looked_at.records}
+    for each in made.records:
+        if each.key in found:
+            each.largest, each.largest_gradient = found[each.key].largest, found[each.key].largest_gradient
+
+
+def _call(net: Any, data: Any, train: bool) -> Callable[[], Any]:
+    if isinstance(net, mx.sym.Symbol):
+        if not isinstance(data, Mapping):
+            raise TypeError(expected("a dict of input names to arrays or shapes", "data", data))
+        return _symbol_call(net, data, train)
+    if not isinstance(net, Block):
+        raise TypeError(expected("a Gluon block or a symbol", "net", net))
+    arguments = arguments_of(data)
+    make_ready(net, arguments)
+    return lambda: net(*arguments)
+
+
+def _symbol_call(symbol: mx.sym.Symbol, data: Mapping[str, Any], gradients: bool) -> Callable[[], Any]:
+    """Make a function that runs a symbol on arrays or shapes; inputs that are not given are filled with ones."""
+    names = symbol.list_inputs()
+    check_names(data, names, "data")
+    known = shapes_in(data, "data")
+    shapes = {**of_inputs(symbol, symbol.infer_shape_partial(**known)), **known}
+    missing = [name for name, shape in shapes.items() if not shape or 0 in shape]
+    if missing or not shapes:
+        raise GraphError(f"data leaves the shapes of {', '.join(missing) or 'all inputs'} unknown: give arrays or "
+                         "shapes of more inputs")
+    given = {name: value for name, value in data.items() if isinstance(value, NDArray)}
+    dtypes = input_dtypes(symbol, {name: array.dtype for name, array in given.items()
+                                   if dtype_name(array.dtype) != BFLOAT16})
+    with next((array.context for array in given.values()), mx.context.current_context()):
+        arrays = [given[name] if name in given else _ones(shapes[name], dtypes[name]) for name in names]
+    if gradients:
+        arrays = [array.copy() for array in arrays]
+        for array in arrays:
+            if dtype_name(array.dtype) == FLOAT32:
+                array.attach_grad()
+    operation = RewritingCachedOp(symbol, ())
+    return lambda: operation(*arrays)
+
+
+def _ones(shape: tuple[int, ...], dtype: str) -> NDArray:
+    if dtype == BFLOAT16:  # MXNet makes no such arrays
+        return cast_arrays(mx.nd.ones(shape), BFLOAT16)
+    return mx.nd.ones(shape, dtype=dtype)
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
+    """What one run of a network showed; made by :func:`gluon_amp.report`.
+
+    Examples
+    --------
+    ::
+
+        found = amp.report(net, data)
+        print(found.summary)
+        found.print(by='block')
+        found.plot('net.png')
+        json.dump(found.to_dict(), file)
+    """
+
+    operators: tuple[OpRecord, ...]  # the network's own, in the order in which they ran
+    inserted: tuple[OpRecord, ...]  # what AMP added: casts, and helpers such as the padding of channels
+    train: bool  # whether it ran as in training
+    timed: bool
+    has_loss: bool  # whether gradients are those of a loss, not of the sum of the outputs
+    other_milliseconds: float  # time of what belongs to no operator of the network, such as sums of gradients
+    target_dtypes: tuple[str, ...]  # the low-precision types in force; empty when AMP was off
+    imitated: bool  # whether low precision was imitated
+    disabled_passes: tuple[str, ...]  # the graph passes that are switched off
+    reason: str  # why AMP keeps everything in FP32 on this device; empty where it does not
+    device: mx.Context  # GPUs of one machine may differ
+
+    @property
+    def casts(self) -> tuple[OpRecord, ...]:
+        """The casts between operators of different precision."""
+        return tuple(row for row in self.inserted if row.is_cast)
+
+    @property
+    def flops(self) -> int:
+        """The arithmetic of the forward pass."""
+        return sum(row.flops for row in self.operators)
+
+    @property
+    def milliseconds(self) -> float:
+        """All time taken."""
+        return sum(row.milliseconds for row in (*self.operators, *self.inserted)) + self.other_milliseconds
+
+    @property
+    def mismatches(self) -> tuple[OpRecord, ...]:
+        """The operators that ran in another precision than planned."""
+        return tuple(row for row in self.operators if row.observed not in (None, row.planned))
+
+    @property
+    def is_off(self) -> bool:
+        """Whether AMP was off, and nothing ran in low precision by itself."""
+        return not (self.target_dtypes or self.reason or any(row.precision in LOW for row in self.operators))
+
+    def arithmetic_share(self, dtype: str | None = None) -> float:
+        """Return the share of the arithmetic, 0 to 1, that runs in a type; by default in any low-precision type."""
+        wanted = LOW if dtype is None else (dtype,)
+        return sum(row.flops for row in self.operators if row.precision in wanted) / (self.flops or 1)
+
+    @property
+    def measure(self) -> str:
+        """What :meth:`share` is a part of: ``'time'`` where it was taken, else ``'arithmetic'``."""
+        return "time" if self.timed else "arithmetic"
+
+    def share(self, rows: Sequence[OpRecord]) -> float:
+        """Return the part of the network, 0 to 1, that some operators are."""
+        if self.timed:
+            return sum(row.milliseconds for row in rows) / (self.milliseconds or 1.0)
+        return sum(row.flops for row in rows) / (self.flops or 1)
+
+    @property
+    def summary(self) -> str:  # type: ignore[override]
+        """At most six lines: what runs low, what stays wide and why, whether values fit, and what to do next."""
+        return _summarized(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dicts, lists, strings and numbers."""
+        return {"summary": self.summary, "target_dtypes": list(self.target_dtypes), "imitated": self.imitated,
+                "disabled_passes": list(self.disabled_passes), "reason": self.reason,
+                "device_type": self.device.device_type, "device_id": self.device.device_id, "train": self.train,
+                "timed": self.timed, "flops": self.flops, "arithmetic_share": self.arithmetic_share(),
+                "milliseconds": self.milliseconds, "operators": [row.to_dict() for row in self.operators],
+                "inserted": [row.to_dict() for row in self.inserted]}
+
+    def table(self, by: str = "operator", wide: bool = False) -> Table:
+        """Return a table for rich, with the summary around it: a line per ``'operator'``, ``'block'`` or ``'op'``.
+
+        ``wide``: a line per operator has blocks, what was planned, bytes converted, rules and reasons, too.
+        """
+        if by not in ("operator", *_GROUPS):
+            raise ValueError(expected("'operator', 'block' or 'op'", "by", by))
+        if by != "operator":
+            return text_table(list(self._group_lines(by)), _NUMBERS, self.summary)
+        red = [number for number, row in enumerate(self.operators) if row in self.mismatches]
+        return text_table([self._line(row, wide) for row in self.operators], _NUMBERS, self.summary, red)
+
+    def _line(self, row: OpRecord, wide: bool) -> dict[str, str]:
+        return {"operator": row.name, "kind": f"{row.op} (C++)" if row.native else row.op,
+                **({"block": row.path or row.block, "planned": str(row.planned)} if wide else {}),
+                "observed": str(row.observed), **self._shares([row], wide),
+                **({"rule": row.rule, "reason": row.reason} if wide else {})}
+
+    def _group_lines(self, by: str) -> Iterator[dict[str, str]]:
+        groups: dict[str, list[OpRecord]] = defaultdict(list)
+        for row in self.operators:
+            groups[_GROUPS[by](row)].append(row)
+        for name, rows in sorted(groups.items(), key=lambda item: -sum(row.flops for row in item[1])):
+            low = sum(row.precision in LOW for row in rows)
+            yield {by: name, "operators": str(len(rows)), "in low precision": str(low), **self._shares(rows, True)}
+
+    def _shares(self, rows: Sequence[OpRecord], wide: bool) -> dict[str, str]:
+        casts = sum(row.casts for row in rows)
+        converted = sum(row.bytes_converted for row in rows)
+        return {"arithmetic": f"{sum(row.flops for row in rows) / (self.flops or 1):.1%}",
+                "casts": str(casts or ""), **({"converted": _size(converted) if casts else ""} if wide else {}),
+                **({"time": f"{self.share(rows):.1%}"} if self.timed else {})}
+
+    def print(self, by: str = "operator", wide: bool = False) -> None:
+        """Print :meth:`table`: as wide as the terminal, or with all columns and as wide as they are."""
+        print_table(self.table(by, wide), wide)
+
+    @answers(backend="pictures are Matplotlib's", by="there is a bar for each operator")
+    def plot(self, path: Any = None) -> Any:
+        """Draw each operator's part of the time, or of the arithmetic, coloured by precision; return the figure.
+
+        It is written to a path, if one is given; Matplotlib takes the kind of picture from the suffix.
+        """
+        return draw(self.operators, self.headline, self.timed, path)
+
+    def __rich__(self) -> Table:
+        return self.table("op")
+
+
+_NUMBERS = ("arithmetic", "casts", "converted", "time", "operators", "in low precision")
+_GROUPS: dict[str, Callable[[OpRecord], str]] = {"block": lambda row: row.path or row.block, "op": lambda row: row.op}
+
+
+def _summarized(report: Report) -> str:
+    """Say in at most six lines what runs low, what stays wide and why, whether values fit, and what to do next."""
+    remedy = next(_remedies(report), "")
+    lines = (_counts(report), _wide(report), _attention(report), _values(report), _loss_scale(report),
+             remedy and f"Next: {remedy}")
+    return "\n".join(filter(None, lines))
+
+
+def _sentences(*texts: object) -> str:
+    return ". ".join(str(text) for text in texts if text)
+
+
+def _counts(report: Report) -> str:
+    rows = report.operators
+    low, natively = [row for row in rows if row.precision in LOW], sum(row.native for row in rows)
+    kinds = " and ".join(sorted({str(row.precision) for row in low})) or "low precision"
+    return _sentences(
+        f"float32: {report.reason}. All {len(rows)} operators run in FP32, {len(report.inserted)} were added to make "
+        "them faster" if report.reason and not low else
+        f"{len(low)} of {len(rows)} operators in {kinds}, {report.arithmetic_share():.0%} of the arithmetic, "
+        f"{len(report.casts)} casts ({_size(sum(row.bytes_converted for row in report.casts))})",
+        natively and f"{natively} of the operators ran in C++ of this package", report.is_off and "AMP is off",
+        report.imitated and "Low precision is imitated, and its casts are not counted",
+        report.disabled_passes and f"Passes that are off: {', '.join(report.disabled_passes)}")
+
+
+def _wide(report: Report) -> str:
+    """Say what keeps the most expensive operators in FP32."""
+    rows = _in_fp32(report)
+    told = [f"{row.name} ({report.share([row]):.0%}{f'; {row.reason}' if row.reason else ''})"
+            for number, row in enumerate(rows[:2]) if not number or report.share([row]) >= _WORTH_SAYING / 2]
+    return (f"In float32: {report.share(rows):.0%} of the {report.measure}, most of it {', '.join(told)}"
+            if told and report.target_dtypes else "")
+
+
+def _in_fp32(report: Report) -> list[OpRecord]:
+    """Return the operators in FP32, the most expensive first; none where they matter little."""
+    rows = sorted((row for row in report.operators if row.precision == FLOAT32), key=lambda row: -report.share([row]))
+    return rows if report.share(rows) >= _WORTH_SAYING else []
+
+
+def _attention(report: Report) -> str:
+    casts = report.share(report.casts) if report.timed else 0.0
+    eager = sum(not row.in_graph for row in report.operators)
+    silent = sum(row.observed is None for row in report.operators)
+    return _sentences(
+        report.mismatches and f"Not as planned: {', '.join(row.name for row in report.mismatches)}",
+        casts >= _MUCH and f"Casts take {casts:.0%} of the time",
+        silent and f"The engine reported nothing of {silent} operators",
+        eager and f"{eager} operators ran outside of graphs, as the code called them: only these calls are covered, "
+                  "not their backward pass, nor array methods that make views")
+
+
+def _values(report: Report) -> str:
+    """Say how near the values that were looked at are to the limits of their types."""
+    overflowing = _overflowing(report)
+    rows = [row for row in report.operators if row.largest is not None and row.precision in LOW_PRECISION]
+    if overflowing or not rows:
+        return overflowing and f"Values that overflow {' and '.join(report.target_dtypes)}: {overflowing}"
+    row = max(rows, key=lambda row: row.largest or 0.0)
+    doublings = FORMATS[str(row.precision)].headroom(row.largest or 0.0)
+    return (f"Values: at most {row.largest:.3g} in {row.precision}, of {row.name}, which can double {doublings:.1f} "
+            "times before it overflows")
+
+
+def _overflowing(report: Report) -> str:
+    """Name what overflows a type: data and parameters that are cast, and results of operators."""
+    cast = [row.reads[0].name for row in report.inserted
+            if row.rounds and row.largest == math.inf and row.reads[0].source is None]
+    # An operator that reads infinite values, such as those of a mask, is not at fault.
+    results = [row.name for row in report.operators if row.precision in LOW_PRECISION and row.largest is not None
+               and row.largest >= FORMATS[str(row.precision)].overflow
+               and not any(read.source is not None and read.source.largest == math.inf for read in row.reads)]
+    return ", ".join(list(dict.fromkeys([*cast, *results]))[:5])
+
+
+def _loss_scale(report: Report) -> str:
+    """Suggest a static loss scale by the gradients that were looked at."""
+    found = [row.largest_gradient for row in report.operators if row.largest_gradient]
+    largest = max((size for size in found if math.isfinite(size)), default=0.0)
+    if FLOAT16 not in report.target_dtypes or not largest:
+        return ""
+    scale = 2.0 ** math.floor(math.log2(FORMATS[FLOAT16].largest / (_HEADROOM * largest)))
+    of = "the loss" if report.has_loss else "the sum of the outputs (loss=... takes those of a loss)"
+    return (f"Loss scale: the gradients of {of} reach {largest:.3g}; {min(scale, _LARGEST_SCALE):g} leaves them room "
+            f"for {_HEADROOM} times that in float16, and amp.init_trainer(trainer) finds one as it goes")
+
+
+def _remedies(report: Report) -> Iterator[str]:
+    """Say what to do, the most important first."""
+    wide = _in_fp32(report) if report.target_dtypes else []
+    users = report.share([row for row in wide if row.cause in WISHES])
+    why = f"amp.explain(net, {wide[0].name!r}, data) says what can be done about it" if wide else ""
+    if report.is_off:
+        yield "call amp.init() for training, or amp.convert_hybrid_block(net) for inference"
+    if _overflowing(report):
+        yield ("keep the operators whose values overflow in FP32 with amp.exclude(block), or let "
+               "amp.search_exclusions(net, data, max_error=...) choose")
+    if report.share([row for row in report.operators if not row.in_graph]) >= _WORTH_SAYING:
+        yield ("net.hybridize(static_alloc=True, static_shape=True) rewrites the network once, instead of casting at "
+               "every call")
+    if users >= _WORTH_SAYING:
+        yield f"operator lists, exclusions and regions of the program keep {users:.0%} of the {report.measure} in FP32"
+    if report.imitated:
+        yield ("float16 is imitated on this CPU, exactly and slowly, to test numerics: for speed call amp.init() "
+               "without a type, or take a GPU")
+    if report.share(wide) >= _MUCH:
+        yield why
+    yield from filter(None, [_parameters(report), why])
+
+
+def _parameters(report: Report) -> str:
+    """Look at casts of parameters: their cost does not depend on the batch, and inference does not need them."""
+    reads = [read for row in report.operators for read in row.inputs]
+    count = len({read.name for read in reads if read.is_parameter and read.is_cast})
+    batch = next((read.shape[0] for read in reads if not (read.is_parameter or read.is_result) and read.shape),
+                 _SMALL_BATCH)
+    if count and not report.train:
+        return f"for inference amp.convert_hybrid_block(net) casts {count} parameters once, not at each call"
+    return (f"each call casts {count} parameters, whatever the size of the batch: one of {batch} is small"
+            if count and batch < _SMALL_BATCH else "")
+
+
+def _size(count: int) -> str:
+    """Write a number of bytes."""
+    from rich.filesize import decimal
+
+    return decimal(count)
