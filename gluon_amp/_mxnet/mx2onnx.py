@@ -5,8 +5,10 @@ has, writes weights number by number, ignores classes in ``box_nms`` and pools t
 """
 from __future__ import annotations
 
+import io
 import json
 import re
+from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
 
@@ -48,8 +50,9 @@ def export(symbol: mx.sym.Symbol, graph: Graph, arrays: Mapping[str, mx.nd.NDArr
         types = [vars(onnx)["mapping"].NP_TYPE_TO_TENSOR_TYPE[np.dtype(data[name].dtype)] for name in names]
         replaced.put(theirs.MXNetGraph, "convert_layer", staticmethod(recorder.convert))
         replaced.put(onnx.checker, "check_graph", lambda *_: None)  # by the newest opset
-        proto = theirs.MXNetGraph().create_onnx_graph_proto(symbol, dict(arrays), shapes, types,
-                                                            opset_version=_WRITTEN_FOR)
+        with redirect_stdout(io.StringIO()):  # names of operators that it prints
+            proto = theirs.MXNetGraph().create_onnx_graph_proto(symbol, dict(arrays), shapes, types,
+                                                                opset_version=_WRITTEN_FOR)
         outputs = theirs.MXNetGraph.get_outputs(symbol, arrays, shapes, None, types)[1]
     finally:
         replaced.restore()

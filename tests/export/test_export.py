@@ -345,6 +345,13 @@ class TestOperators:
         assert_same(net, tmp_path / "net.onnx", normal(4, 6, 5, 5))
 
 
+def test_what_mxnets_converter_prints_is_not_printed(tmp_path, capfd):
+    net = Net(lambda F, layer, x: 1 - layer(x), nn.Dense(4))
+    net.initialize()
+    amp.export_onnx(net, tmp_path / "net.onnx", mx.nd.ones((2, 5)))
+    assert capfd.readouterr().out == ""
+
+
 class TestErrors:
     def refused(self, tmp_path, error, match, net, data, *args, **options):
         (tmp_path / "net.onnx").write_text("as it was")
