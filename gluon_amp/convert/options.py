@@ -26,9 +26,9 @@ from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
 from ..rules import Device, Policy
+from ..state.blocks import can_be_target, is_named, is_target
 from ..state.devices import device_supports, of_device, warn_once
-from ..state.exclusions import can_be_target, is_named, is_target
-from ..state.policies import device_policies
+from ..state.state import device_policies
 from .assignment import Request
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}

@@ -22,7 +22,7 @@ from ..dtypes import FLOAT32, FORMATS, LOW_PRECISION
 from ..eager.casts import returns_fp32
 from ..errors import StateError
 from ..rules.tables.groups import IGNORE_GRADIENT
-from ..session.functions import custom_fwd
+from ..session.autocast import custom_fwd
 from ..state.in_force import in_force, under
 from ..state.state import State
 from ..training.trainer_scaler import attached_to

@@ -22,8 +22,8 @@ from ..errors import PolicyError
 from ..rules import KEEP, LOWER, Decision, precision
 from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
 from ..rules.tables.groups import FILLED_LIKE
-from ..state.eager_policy import EagerPolicy, Operator, twins
-from ..state.frame import frame, outermost
+from ..state.in_force import frame, outermost
+from ..state.state import EagerPolicy, Operator, twins
 from .casts import LOW_FLAGS, NAMES, Caster, is_castable, release, widened
 from .gradient_fixes import TWICE_DIFFERENTIABLE, are_recorded, fixing_invocations, make_fixing_invoke
 from .loss_scale import scaled_invocations

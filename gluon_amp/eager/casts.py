@@ -12,8 +12,8 @@ from .._mxnet.arrays import flag_of, map_arrays
 from .._mxnet.invoke import Invocation, Invoke, run_operator
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph.attrs import TYPE_FLAGS
-from ..state.eager_policy import EagerPolicy
-from ..state.frame import frame
+from ..state.in_force import frame
+from ..state.state import EagerPolicy
 
 LOW_FLAGS = frozenset((TYPE_FLAGS[FLOAT16], TYPE_FLAGS[BFLOAT16]))
 NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}

@@ -28,10 +28,8 @@ from ..eager.running_stats import alike, running_stats
 from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set
 from ..passes import Concern, Facts
-from ..state.frame import frame
-from ..state.in_force import in_force
-from ..state.recent import remember
-from ..state.state import State
+from ..state.in_force import frame, in_force
+from ..state.state import State, remember
 from .gradient_order import cached_op
 from .observers import operator_callback
 from .planner import Plan, Planner

@@ -21,8 +21,7 @@ from ..passes.gradients import is_scale
 from ..passes.native_operators import NATIVE
 from ..passes.precisions import WITHOUT_SHAPES
 from ..rules import ANY_DEVICE, Policy
-from ..state.recent import remember
-from ..state.state import State
+from ..state.state import State, remember
 from .traced import Dtypes, Shapes, Traced, policy_for
 
 MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32

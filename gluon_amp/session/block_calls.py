@@ -16,8 +16,7 @@ from ..eager.gradient_fixes import are_recorded
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.converted_symbols import refuse_trained
 from ..state.blocks import block_settings
-from ..state.frame import frame
-from ..state.in_force import in_force
+from ..state.in_force import frame, in_force
 
 _tracing = threading.RLock()
 
@@ -79,13 +78,13 @@ def make_block_call(original: Callable) -> Callable:
                 frame.hybrid_blocks -= 1
         region = block_settings.region(block)
         if region is None:
-            return block_settings.networks.results(block, _call_in_frame(original, block, args))
+            return block_settings.results(block, _call_in_frame(original, block, args))
         with region:
             result = _call_in_frame(original, block, args)
             policy = in_force.eager(args)
         if policy is not None and in_force.eager(args) is None and not any(is_low(value, policy) for value in args):
             result = release(result, policy, in_force.invoke)  # AMP is for the network alone: FP32 code reads this
-        return block_settings.networks.results(block, result)
+        return block_settings.results(block, result)
     return call
 
 

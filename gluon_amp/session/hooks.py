@@ -39,8 +39,7 @@ from ..plan import converted_symbols
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import make_bind, make_forward, make_simple_bind
 from ..state.blocks import block_settings
-from ..state.frame import frame
-from ..state.in_force import in_force
+from ..state.in_force import frame, in_force
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
 
 _replaced = Replaced()

@@ -20,7 +20,7 @@ from gluon_amp.passes import identities, inference, precisions
 from gluon_amp.plan import cached_op, executors, traced
 from gluon_amp.rules import policy
 from gluon_amp.session import block_calls
-from gluon_amp.state import exclusions
+from gluon_amp.state import blocks
 
 Edit = Callable[[Graph], bool]
 
@@ -153,8 +153,8 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "bias_unwritten_eager": _patched((gradient_fixes, "_fixed", lambda *_: None)),
     "stale_weights": _patched((cached_op.RewritingCachedOp, "__call__", _call_with_first_weights), wraps=True),
     "stale_weights_eager": _patched((casts.Caster, "input_cast", _stale_casts), wraps=True),
-    "exclusions_ignored": _patched((exclusions.Exclusions, "inside", lambda *_: set()),
-                                   (exclusions.Exclusions, "match", lambda *_: False)),
+    "exclusions_ignored": _patched((blocks.Exclusions, "inside", lambda *_: set()),
+                                   (blocks.Exclusions, "match", lambda *_: False)),
     "regions_ignored": _patched((precisions, "decide", _decide_without_regions), wraps=True),
     "first_call_stays": _patched((block_calls, "outermost_trace", nullcontext)),
     "first_variant_stays": _patched((traced.Traced, "shaped", lambda *_: frozenset())),
