@@ -1,13 +1,18 @@
 """A cached op that runs the plan for the setting in force when it is called.
 
-``HybridBlock._build_cache`` instantiates ``mxnet.ndarray.CachedOp`` with the traced symbol. The class here takes
-that place: it keeps the symbol as traced, and makes one stock cached op for each way of running it.
+``HybridBlock._build_cache`` instantiates ``mxnet.ndarray.CachedOp`` with the traced symbol. ``RewritingCachedOp`` takes
+that place: it keeps the symbol as traced, and makes one of MXNet's cached ops for each plan.
+
+MXNet runs the operators of a backward graph in the order in which it comes upon them from the gradients of the inputs,
+beginning with the first input. The gradient of the first layer's weight needs all other layers', so that their casts
+come last: until then all gradients are kept in low precision, too. ``OrderedCachedOp`` begins its inputs with the
+weights of the last layers: each gradient is cast before the next one is computed, and its memory is free for others.
 """
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
 from operator import is_
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, Tuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import mxnet as mx
@@ -20,23 +25,24 @@ from .._mxnet.arrays import bring_to_plain_layout, is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.engine import serialize_execution, waiting
 from .._mxnet.invoke import UpstreamCachedOp
-from .._mxnet.symbols import dtype_name, keep_marks, to_graph
-from ..dtypes import LOW_PRECISION
+from .._mxnet.symbols import dtype_name, from_graph, keep_marks, to_graph
+from ..dtypes import FLOAT32, LOW_PRECISION
 from ..eager.gradient_fixes import TWICE_DIFFERENTIABLE
 from ..eager.loss_scale import loss_scale
 from ..eager.running_stats import alike, running_stats
-from ..graph import Graph, has_control_flow
+from ..graph import Graph, Node, Role, cast_nodes, has_control_flow
 from ..graph.attrs import is_set
 from ..passes import Concern, Facts
 from ..state.in_force import frame, in_force
 from ..state.state import State, remember
-from .gradient_order import cached_op
 from .observers import operator_callback
 from .planner import Plan, Planner
 
 _MOST_REQUESTS = 32
 _MANY_CALLS = 16  # that make up for what is made anew when another plan's turn is over
 _INLINE_LIMIT = 2  # MXNet's default
+_POSITIONS = ("data_indices", "param_indices")  # flags of cached ops that are positions of inputs
+Flags = Sequence[Tuple[str, Any]]
 
 
 class RewritingCachedOp:
@@ -276,3 +282,49 @@ def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
     if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
         return [(block, operation)]
     return [pair for child in children_of(block) for pair in prepared_operations(child)]
+
+
+class OrderedCachedOp(UpstreamCachedOp):
+    """A cached op whose symbol has its inputs in another order than its plan."""
+
+    def __init__(self, symbol: mx.sym.Symbol, flags: Flags, order: tuple[int, ...]):
+        super().__init__(symbol, flags)
+        self.order = order  # which of the plan's arguments each of the inputs is
+
+    def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
+        """Run it; arguments and result are those of MXNet's cached op."""
+        return super().__call__(*(args[position] for position in self.order), **kwargs)
+
+
+def cached_op(plan: Plan, flags: Flags) -> UpstreamCachedOp:
+    """Make what runs a plan; it takes the plan's arguments."""
+    if plan.carries_scale:
+        last = len(plan.traced.names)
+        flags = [(name, [*value, last] if name == "data_indices" else value) for name, value in flags]
+    # On GPUs, where MXNet fuses operators by their order, this was never tried.
+    if plan.symbol is None or not plan.facts.recorded or plan.facts.device != "cpu":
+        return UpstreamCachedOp(plan.runs, flags)
+    graph = plan.graph.copy()
+    old = {id(node): position for position, node in enumerate(graph.variables())}
+    if not put_last_weights_first(graph):
+        return UpstreamCachedOp(plan.runs, flags)
+    order = tuple(old[id(node)] for node in graph.variables())
+    new = {position: place for place, position in enumerate(order)}
+    turned = [(name, [new[position] for position in value] if name in _POSITIONS else value) for name, value in flags]
+    return OrderedCachedOp(from_graph(graph, plan.traced.symbol), turned, order)
+
+
+def put_last_weights_first(graph: Graph) -> bool:
+    """Let the first input come after the weights that are cast, the last one first; return whether there are any."""
+    first, *_ = graph.variables()
+    weights = [source for source in map(_cast_variable, cast_nodes(graph)) if source not in (None, first)]
+    first.after = list(dict.fromkeys(reversed(weights)))
+    return bool(first.after)
+
+
+def _cast_variable(node: Node) -> Node | None:
+    """Return the variable in FP32 that a cast to low precision reads, perhaps behind an identity."""
+    source = node.inputs[0].node
+    if source.role is Role.IDENTITY:
+        source = source.inputs[0].node
+    return source if source.is_variable and source.dtypes == [FLOAT32] and node.dtypes != [FLOAT32] else None

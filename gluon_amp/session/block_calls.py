@@ -14,7 +14,7 @@ from .._mxnet.symbols import outermost_trace
 from ..eager.casts import is_low, release
 from ..eager.gradient_fixes import are_recorded
 from ..plan.cached_op import RewritingCachedOp
-from ..plan.converted_symbols import refuse_trained
+from ..plan.executors import refuse_trained
 from ..state.blocks import block_settings
 from ..state.in_force import frame, in_force
 

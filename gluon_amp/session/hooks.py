@@ -35,9 +35,8 @@ from ..eager.loss_scale import loss_scale
 from ..eager.native import make_native_invoke
 from ..eager.running_stats import running_stats
 from ..errors import StateError
-from ..plan import converted_symbols
+from ..plan import executors
 from ..plan.cached_op import RewritingCachedOp
-from ..plan.executors import make_bind, make_forward, make_simple_bind
 from ..state.blocks import block_settings
 from ..state.in_force import frame, in_force
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
@@ -241,10 +240,10 @@ def _make_amp_loss_scale(original: Any) -> property:
 # Symbols that were converted for inference are not trained, and take no other parameters than their own, without AMP,
 # too; under AMP a symbol that is bound is planned first.
 _OF_CONVERTED: _Replacements = (
-    (mx.sym.Symbol, "bind", lambda original: make_bind(converted_symbols.make_bind(original))),
-    (mx.sym.Symbol, "simple_bind", lambda original: make_simple_bind(converted_symbols.make_simple_bind(original))),
-    (Module, "init_params", converted_symbols.make_init_params),
-    (Executor, "copy_params_from", converted_symbols.make_copy_params_from),
+    (mx.sym.Symbol, "bind", executors.make_bind),
+    (mx.sym.Symbol, "simple_bind", executors.make_simple_bind),
+    (Module, "init_params", executors.make_init_params),
+    (Executor, "copy_params_from", executors.make_copy_params_from),
 )
 _REPLACEMENTS: _Replacements = (
     (register, "_imperative_invoke", _make_invoke),  # every imperative operator call
@@ -277,5 +276,5 @@ _REPLACEMENTS: _Replacements = (
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),  # a property that MXNet does not have
     (mx.sym.Symbol, "tojson", make_tojson),  # no marks of regions
     (mx.sym.Symbol, "save", make_save),  # likewise
-    (Executor, "forward", make_forward),  # executors that were bound before AMP was switched on
+    (Executor, "forward", executors.make_forward),  # executors that were bound before AMP was switched on
 )
