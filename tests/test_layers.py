@@ -79,7 +79,7 @@ INSIDE = {
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["autocast", "init", "hooks", "block_calls", "__init__"],
     "plan": ["cached_op", "executors", "observers", "planner", "__init__"],
-    "eager": ["applier", "loss_scale", "running_stats", "custom_operators", "gradient_fixes", "casts",
+    "eager": ["applier", "loss_scale", "running_stats", "custom_operators", "gradient_fixes",
               "native", "__init__"],
     "state": ["blocks", "in_force", "state", "devices", "__init__"],
     "rules": ["__init__", "policy", "shapes", "tables", "decision"],

@@ -19,7 +19,7 @@ from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays, map_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32, FORMATS, LOW_PRECISION
-from ..eager.casts import returns_fp32
+from ..eager.applier import returns_fp32
 from ..errors import StateError
 from ..rules.tables.groups import IGNORE_GRADIENT
 from ..session.autocast import custom_fwd

@@ -11,7 +11,7 @@ from mxnet.gluon import Block, HybridBlock
 from .. import _machine
 from .._mxnet.blocks import cached_op_of, call_with_hooks, grad_reqs_of, has_hooks, renew_cached_op
 from .._mxnet.symbols import outermost_trace
-from ..eager.casts import is_low, release
+from ..eager.applier import is_low, release
 from ..eager.gradient_fixes import are_recorded
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import refuse_trained

@@ -27,8 +27,7 @@ from .._mxnet.optimizer_states import STATES_BEGIN
 from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
 from ..context import Replaced
 from ..dtypes import BFLOAT16
-from ..eager.applier import make_invoke
-from ..eager.casts import is_low, release
+from ..eager.applier import is_low, make_invoke, release
 from ..eager.custom_operators import make_registry
 from ..eager.gradient_fixes import NOT_TWICE
 from ..eager.loss_scale import loss_scale
