@@ -83,7 +83,7 @@ INSIDE = {
               "native", "__init__"],
     "state": ["blocks", "in_force", "state", "devices", "__init__"],
     "rules": ["__init__", "policy", "shapes", "tables", "decision"],
-    "graph": ["__init__", "edit", "graph", "decision", "attrs"],
+    "graph": ["__init__", "edit", "graph", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "dtypes", "checks", "aliases", "errors", "files", "context",
                  "training/loss_scaler", "_machine", "_start"}

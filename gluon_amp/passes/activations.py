@@ -28,9 +28,8 @@ from math import prod
 from typing import Iterator, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Consumers, Entry, Graph, Node, operator
+from ..graph import WISHES, Consumers, Entry, Graph, Node, operator
 from ..graph.attrs import symbol_attributes
-from ..graph.decision import WISHES
 from ..rules import NEUTRAL, Cause, Rule
 from ..rules.tables import SLOW_IN_TRAINING
 from ..rules.tables.groups import BATCH_NORMS, RELU

@@ -17,9 +17,8 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Seque
 import numpy as np
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import Consumers, Entry, Graph, Node, Role
+from ..graph import WISHES, Consumers, Entry, Graph, Node, Role
 from ..graph.attrs import integer, integers, is_set, symbol_attributes
-from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
 from .precisions import Made, decide, give_low, in_type, is_widened

@@ -83,14 +83,7 @@ class Policy:
         return self.target_dtype != FLOAT32
 
     def to_json(self) -> str:
-        """Write the policy as JSON.
-
-        Examples
-        --------
-        >>> policy = Policy('bfloat16', excluded=frozenset({'net_dense0_fwd'}))
-        >>> Policy.from_json(policy.to_json()) == policy
-        True
-        """
+        """Write the policy as JSON."""
         overrides = {op: [asdict(rule) for rule in rules] for op, rules in self.overrides.items()}
         return json.dumps({"format": _FORMAT, "target_dtype": self.target_dtype, "excluded": sorted(self.excluded),
                            "training": self.training, "overrides": overrides,
@@ -98,13 +91,13 @@ class Policy:
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
-        """Read what :meth:`to_json` wrote.
+        """Read the text of :meth:`to_json`.
 
         Raises
         ------
         PolicyError
-            The text is something else, or lets an operator run in low precision whose kernel is not sound: the built-in
-            table says which are, not the text.
+            The text is something else, or lets an operator run in low precision whose kernel is not sound by the
+            built-in table.
         """
         try:
             raw = json.loads(text)
@@ -129,15 +122,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Policy:
-        """Read a file of :meth:`save`.
-
-        Raises
-        ------
-        OSError
-            The file cannot be read.
-        PolicyError
-            It holds no policy.
-        """
+        """Read a file of :meth:`save`; PolicyError where it holds no policy."""
         with open(path, encoding="utf-8") as file:
             return cls.from_json(file.read())
 
@@ -155,10 +140,6 @@ class Policy:
             Shape of its data (first) input, None where unknown.
         device : Device, optional
             Where it runs.
-
-        Returns
-        -------
-        Decision
         """
         if not self.lowers:
             note = f"float32: {device.reason}" if device.reason else "everything runs in FP32"
