@@ -79,7 +79,7 @@ class Caster(NamedTuple):
         return frame.casts[key][1]
 
     def _behind_identity(self, array: NDArray) -> NDArray:
-        # Behind an elementwise operator amp_cast does what it fails to do otherwise: see passes/identities.py.
+        # amp_cast loses gradients, or fails, unless an elementwise operator stands before it: see passes/identities.py.
         return run_operator(self.invoke, "_mul_scalar", [array], {"scalar": 1.0}, is_np_op=self.is_np_op)
 
     def imitated(self, call: Invocation, has_statistics: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Custom operators (``mx.operator.CustomOp``) were written for FP32: what they call runs in it, forward and backward.
+"""Custom operators (``mx.operator.CustomOp``) were written for FP32: their code runs in it, forward and backward.
 
 MXNet runs their Python code in threads of its own, outside of all blocks and regions.
 """

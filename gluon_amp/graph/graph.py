@@ -34,12 +34,12 @@ class Cause(str, Enum):
     CONSTANT = "constant"  # the low-precision type cannot hold a constant that it computes with
     SHAPE = "shape"  # there is no sound or fast kernel for its shape
     DEVICE = "device"  # the device is faster in FP32
-    CONSUMERS = "readers"  # all that reads it runs in low precision
+    CONSUMERS = "readers"  # all its consumers run in low precision
     INT8 = "int8"  # it runs in INT8
     DEFAULT = "default"  # nothing is known of it
 
 
-# What the user wants, of one operator or of where it stands.
+# The user's wishes, on one operator or on its surroundings.
 WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)
 
 
@@ -106,11 +106,11 @@ class Node:
     op: str  # registered operator name, ``'null'`` for a variable
     name: str  # the user's name of the node
     attrs: dict[str, str] = field(default_factory=dict)  # operator parameters and symbol attributes, all strings
-    inputs: list[Entry] = field(default_factory=list)  # what it reads, in the operator's order
+    inputs: list[Entry] = field(default_factory=list)  # in the operator's order
     num_outputs: int = 1  # all outputs, hidden ones included
     # JSON fields that are carried along unread (``subgraphs`` of control flow operators)
     extra: dict[str, Any] = field(default_factory=dict)
-    after: list[Node] = field(default_factory=list)  # what comes before it in the order, beside its inputs
+    after: list[Node] = field(default_factory=list)  # nodes before it in the order, beside its inputs
     # per output, written by the analysis; empty until then
     dtypes: list[str | None] = field(default_factory=list)
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
@@ -193,7 +193,7 @@ class Graph:
                        "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs})
 
     def nodes(self) -> list[Node]:
-        """All nodes in nnvm's own order (depth first, inputs before their consumer, and then what it comes after)."""
+        """All nodes in nnvm's own order (depth first, inputs before their consumer, then its ``after``)."""
         order: list[Node] = []
         state: dict[int, bool] = {}  # False: being visited, True: done
         for head in self.heads:
@@ -237,7 +237,7 @@ class Graph:
         return Graph([entry(head) for head in self.heads], dict(self.attrs))
 
     def forget(self, attribute: str) -> None:
-        """Take an attribute from all nodes, and from those of the graphs that they hold."""
+        """Take an attribute from all nodes, and from all nodes of the graphs that they hold."""
         for node in self.nodes():
             node.attrs, node.extra = _without(node.attrs, attribute), _without(node.extra, attribute)
 

@@ -1,1 +1,1 @@
-"""What a graph becomes under a setting, and what runs it: read ``planner`` first."""
+"""Plans: graphs as rewritten under a setting, and the cached ops and executors that run them. Begin at ``planner``."""

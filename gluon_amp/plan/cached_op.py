@@ -39,7 +39,7 @@ from .observers import operator_callback
 from .planner import Plan, Planner
 
 _MOST_REQUESTS = 32
-_MANY_CALLS = 16  # that make up for what is made anew when another plan's turn is over
+_MANY_CALLS = 16  # that make up for the cached op that is made anew when another plan's turn is over
 _INLINE_LIMIT = 2  # MXNet's default
 _POSITIONS = ("data_indices", "param_indices")  # flags of cached ops that are positions of inputs
 Flags = Sequence[Tuple[str, Any]]
@@ -58,7 +58,7 @@ class RewritingCachedOp:
         self.accumulating: frozenset[str] = frozenset()
         self.requests: Mapping[str, str] = {}  # the ``grad_req`` of each parameter, as far as they are known
         self._concerned: dict[Any, frozenset[Concern]] = {}  # by what gradients are asked for
-        self.latest: Plan | None = None  # what it ran under AMP last
+        self.latest: Plan | None = None  # the plan of the latest call under AMP
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
         # the parameters of the latest call, and the types of all of its arguments; none before it
         self._known_dtypes: tuple[list[NDArray], list[str | None]] | None = None
@@ -68,20 +68,20 @@ class RewritingCachedOp:
         self._parameter_positions = [i for i in range(len(self.names)) if i not in set(self._data_positions)]
         states = set(symbol.list_auxiliary_states())
         self._states = [position for position, name in enumerate(self.names) if name in states]
-        self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those that one operator copies
+        self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # states that one operator copies
         self._plain: UpstreamCachedOp | None = None
-        self._operations: WeakKeyDictionary[Plan, UpstreamCachedOp] = WeakKeyDictionary()  # what runs each plan
+        self._operations: WeakKeyDictionary[Plan, UpstreamCachedOp] = WeakKeyDictionary()  # that run each plan
         self._turn: tuple[Plan | None, int] = None, 0  # what ran last, and how often in a row
-        self._left: WeakSet[Plan] = WeakSet()  # what has run before another did
+        self._left: WeakSet[Plan] = WeakSet()  # plans that have run before another did
         self._hook: tuple[Any, ...] = ()
-        self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
+        self._observed: tuple[Any, ...] = ()  # the cached op that runs, and its hook
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let networks be copied and pickled: what was made for settings is made again."""
+        """Let networks be copied and pickled: plans and cached ops are made again."""
         return type(self), (self.symbol, self.flags, self.state, self.has_marks)
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
-        """Run the symbol; arguments and result are those of MXNet's cached op."""
+        """Run the symbol, with the arguments and result of MXNet's cached op."""
         state = self._current()
         if frame.data_gradients and self.state is None and self._gives_second_gradients(args):
             state = None
@@ -128,7 +128,7 @@ class RewritingCachedOp:
                 and any(node.op in TWICE_DIFFERENTIABLE for node in operators))
 
     def plan(self, args: Sequence[NDArray]) -> Plan | None:
-        """Return what a call with these arguments runs; None where AMP is off."""
+        """Return the plan of a call with these arguments; None where AMP is off."""
         state = self._current()
         return None if state is None else self._planned(state, args)
 
@@ -179,7 +179,7 @@ class RewritingCachedOp:
         return tuple(dtypes)
 
     def _operation(self, plan: Plan, args: Sequence[NDArray]) -> UpstreamCachedOp:
-        """Return what runs a plan with these arguments."""
+        """Return the cached op that runs a plan with these arguments."""
         last, calls = self._turn
         if plan is not last:
             if last is not None:
@@ -200,7 +200,7 @@ class RewritingCachedOp:
     def _leave(self, last: Plan, plan: Plan, calls: int) -> None:
         """Let static memory go where a plan's turn is over: MXNet's cached op has one for training and inference.
 
-        What takes turns of a few calls stays: what runs it is made anew only once.
+        A plan whose turns are a few calls stays: its cached op is made anew only once.
         """
         is_static = is_set(dict(self.flags), "static_alloc") and last.facts.device == plan.facts.device
         goes = is_static and (calls >= _MANY_CALLS or last not in self._left)
@@ -224,7 +224,7 @@ class RewritingCachedOp:
         self._hook = (callback, monitor_all)
 
     def _observe(self, operation: UpstreamCachedOp, plan: Plan | None) -> None:
-        """Let the hook see what is about to run, as the program knows it."""
+        """Let the hook see the operators that are about to run, as the program knows them."""
         if (operation, self._hook) == self._observed:
             return
         callback, monitor_all = self._hook
@@ -277,7 +277,7 @@ def _switched_off() -> State:
 
 
 def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
-    """Return the hybridized blocks inside a block that have been called under AMP, and what they run."""
+    """Return the hybridized blocks inside a block that have been called under AMP, and their cached ops."""
     operation = cached_op_of(block)
     if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
         return [(block, operation)]
@@ -292,12 +292,12 @@ class OrderedCachedOp(UpstreamCachedOp):
         self.order = order  # which of the plan's arguments each of the inputs is
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
-        """Run it; arguments and result are those of MXNet's cached op."""
+        """Run it, with the arguments and result of MXNet's cached op."""
         return super().__call__(*(args[position] for position in self.order), **kwargs)
 
 
 def cached_op(plan: Plan, flags: Flags) -> UpstreamCachedOp:
-    """Make what runs a plan; it takes the plan's arguments."""
+    """Make the cached op of a plan; it takes the plan's arguments."""
     if plan.carries_scale:
         last = len(plan.traced.names)
         flags = [(name, [*value, last] if name == "data_indices" else value) for name, value in flags]

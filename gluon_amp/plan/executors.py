@@ -1,7 +1,7 @@
 """Symbols that are bound, as by Module: their executors run the plan for the shapes that they have now.
 
 A symbol that was converted for inference is not trained, and takes the parameters made for it only, without AMP, too. A
-conversion that folds, drops or fuses operators notes on the variables concerned what it did. The notes go along into
+conversion that folds, drops or fuses operators notes its rewrite on the variables concerned. The notes go along into
 files, into parts of the symbol, and into symbols made of it.
 """
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Binding:
     shapes: Sequence[tuple[int, ...]]  # of its inputs then; empty where unknown
 
     def plan(self, shapes: Sequence[tuple[int, ...]] | None = None) -> Plan:
-        """Return the plan for shapes of the inputs, those of the first by default."""
+        """Return the plan for shapes of the inputs, by default the first executor's."""
         shapes = self.shapes if shapes is None else shapes
         return self.planner.plan(self.state, self.facts, shapes, lambda: shapes)
 

@@ -36,7 +36,7 @@ MOST_SHAPES = 256  # networks may be fed thousands of different ones
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 _MAKES_SPARSE = "cast_storage"
-# Changes nothing of a graph but what has to be changed.
+# Runs none of the passes that can be switched off.
 _AS_TRACED = Policy(FLOAT32, disabled_passes=frozenset(passes.list_passes()))
 
 
@@ -103,7 +103,7 @@ class Traced:
         return any(node.op in DEPEND_ON_MODE for node in self.graph.operators())
 
     def concerned(self, is_asked: Callable[[str], bool], evaluates: bool = False) -> frozenset[Concern]:
-        """Name the gradients that MXNet would get wrong, where those of some inputs are asked for."""
+        """Name the gradients that MXNet would get wrong, where gradients of some inputs are asked for."""
         return concerns_of(self.graph, is_asked, evaluates) if self.has_defects else frozenset()
 
     @cached_property
@@ -112,7 +112,7 @@ class Traced:
         return [node.name for node in self.graph.variables()] == list(self.names)
 
     def analysed(self, dtypes: Dtypes, shapes: Shapes) -> Graph:
-        """Return a graph of one's own with the types and shapes of all tensors, by those of the inputs in order."""
+        """Return a new graph with the types and shapes of all tensors, given the inputs' in order."""
         # Where a user's float16 meets FP32, which MXNet refuses, the graph holds casts to FP32 that the symbol lacks.
         graph, types = self.graph.copy(), {name: dtype for name, dtype in zip(self.names, dtypes) if dtype}
         known = {name: shape for name, shape in zip(self.names, shapes) if shape}
@@ -133,7 +133,7 @@ class Traced:
         return self.symbol.list_auxiliary_states()
 
     def shaped(self, state: State, kind: str, shapes: Shapes) -> frozenset[Shaped]:
-        """Return what the shapes of all inputs decide on a kind of device."""
+        """Return the decisions that follow from the shapes of all inputs on a kind of device."""
         policy, device = policy_for(self, state, kind, low=False), state.device(kind)
         if policy is None:
             return frozenset()
@@ -195,7 +195,7 @@ def policy_for(traced: Traced, state: State, device: str, low: bool, half: bool 
     """Return the policy to rewrite a symbol by, None where nothing in it can change."""
     idle = not (state.enabled or low or half or traced.is_marked)
     policy = None if idle or not traced.keeps_inputs else state.policy(device)
-    # A user who hands bfloat16 to a network that runs in FP32 gets what MXNet makes of it.
+    # A user who hands bfloat16 to a network that runs in FP32 gets MXNet's own result.
     return None if policy is not None and low and not policy.lowers else policy
 
 
@@ -229,11 +229,11 @@ class Plan:
 
     @cached_property
     def carries_scale(self) -> bool:
-        """Whether what runs has the loss scale as its last input."""
+        """Whether the symbol that runs has the loss scale as its last input."""
         return self.rewritten is not None and any(map(is_scale, self.rewritten.variables()))
 
     def arguments(self, given: Sequence[NDArray]) -> Sequence[NDArray]:
-        """Return the arguments of the symbol that runs, from those of the symbol as traced."""
+        """Return the arguments of the symbol that runs, given the arguments of the symbol as traced."""
         return (*given, loss_scale.on(given[0].context)) if self.carries_scale else given
 
     @property
@@ -257,7 +257,7 @@ class Plan:
         return graph
 
     def explain(self, message: str) -> str:
-        """Describe what AMP did to the operator that an error message of MXNet names."""
+        """Describe how AMP changed the operator that an error message of MXNet names."""
         remedy = "To see whether AMP is the cause run it inside `with amp.autocast(enabled=False):`"
         named = re.search(r"Error in operator (\S+?):", message)
         node = next((node for node in self.graph.operators() if named and node.name == named[1]), None)
@@ -282,17 +282,17 @@ class _Made:
     """The plans under one setting."""
 
     def __init__(self) -> None:
-        self.shaped: dict[Any, frozenset[Shaped]] = {}  # by the shapes of the data: what they decide
+        self.shaped: dict[Any, frozenset[Shaped]] = {}  # by the shapes of the data
         self.plans: dict[Facts, Plan] = {}
 
 
 class Planner:
-    """Plans one symbol, once for each setting and what is known of the call."""
+    """Plans one symbol, once for each setting and the facts of a call."""
 
     def __init__(self, symbol: mx.sym.Symbol, data_positions: Sequence[int] = ()):
         self.traced = Traced(symbol)
         self._data_positions = data_positions  # of the inputs that blocks around may give in low precision
-        # A setting that is gone for good takes what was made for it along.
+        # A setting that is gone for good takes its plans along.
         self._made: WeakKeyDictionary[State, _Made] = WeakKeyDictionary()
 
     def plan(self, state: State, facts: Facts, changing: Shapes, shapes: Callable[[], Shapes]) -> Plan:

@@ -222,7 +222,7 @@ def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
 
 
 def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Return a file's rules for an operator, after those of the table that it may not override."""
+    """Return a file's rules for an operator, after the table's rules that it may not override."""
     if all(rule.rule == FP32 and not rule.rounded_inputs for rule in rules):
         return rules
     refused = refused_rules("overrides", target_dtype, op)
@@ -358,14 +358,14 @@ def _possible(condition: ConditionalOp, parameters: Callable[[str], Mapping[str,
 
 
 _ANY_ATTRIBUTE = ("Custom",)  # operators that take parameters which MXNet does not know
-_INPUTS = ("NDArray", "Symbol", "ndarray", "tuple of <NDArray")  # the types of what is an input
+_INPUTS = ("NDArray", "Symbol", "ndarray", "tuple of <NDArray")  # the types of inputs
 _FALSE, _TRUE = ("False", "false", "0"), ("True", "true", "1")
 _BOOLEANS = (*_FALSE, *_TRUE)
 _SPELLINGS = {**dict.fromkeys(_FALSE, _FALSE), **dict.fromkeys(_TRUE, _TRUE)}
 
 
 def _choices(kind: str) -> tuple[str, ...]:
-    """Return the values that a parameter may have, from what MXNet says of its type; none where they are not listed."""
+    """Return the values that a parameter may have by MXNet's text on its type; none where they are not listed."""
     if kind.startswith("boolean"):
         return _BOOLEANS
     return (*re.findall("'([^']*)'", kind.split("}")[0]), "None") if kind.startswith("{") else ()

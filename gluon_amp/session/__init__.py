@@ -1,1 +1,1 @@
-"""What users switch on, and the names of MXNet that are replaced: read ``init`` and ``hooks`` first."""
+"""Switching AMP on and off, and the names of MXNet that are replaced: read ``init`` and ``hooks`` first."""

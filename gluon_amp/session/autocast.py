@@ -69,7 +69,7 @@ class autocast:
             choose(self._dtype, device_supports())
 
     def __enter__(self) -> autocast:
-        hooks.install()  # they stay, for what is traced here
+        hooks.install()  # they stay, for blocks that are traced here
         hidden = 0
         if self._enabled:
             entered = region(self._state(), self._dtype or REGION_ON)
@@ -204,7 +204,7 @@ def _async_generator(region: Region, begun: Callable) -> Callable:
 
 
 def _steps(region: Region, body: Any) -> Iterator[Any]:
-    """Yield what a generator or a coroutine yields, and run it in a region from one of them to the next."""
+    """Yield the values of a generator or a coroutine, and run it in a region from one of them to the next."""
     step, given = body.send, None
     while True:
         try:
@@ -214,7 +214,7 @@ def _steps(region: Region, body: Any) -> Iterator[Any]:
             return end.value
         try:
             step, given = body.send, (yield value)
-        except GeneratorExit:  # before the end: from Python 3.13 on what has ended must not be closed
+        except GeneratorExit:  # before the end: from Python 3.13 on an ended generator must not be closed
             with region():
                 body.close()
             raise
@@ -265,7 +265,7 @@ def register_float32_function(module: Any, name: str) -> None:
 def register_low_precision_function(module: Any, name: str) -> None:
     """Replace ``module.name`` by its :func:`low_precision_function`, until ``deinit``.
 
-    Parameters, errors and use are those of :func:`register_float32_function`.
+    Its parameters mean the same as in :func:`register_float32_function`.
     """
     _register(module, name, low_precision_function)
 

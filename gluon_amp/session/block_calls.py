@@ -105,7 +105,7 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
         if not autograd.is_recording():
             _machine.note_step("call")
     if not hybrid or type(block).forward is not HybridBlock.forward:
-        frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
+        frame.casts = None  # Python code that cannot be traced may write weights and run backward passes
     elif casts is None:
         frame.casts = {}
     frame.blocks += 1

@@ -1,6 +1,6 @@
-"""Install and remove the few replacements through which AMP sees what MXNet is about to run.
+"""Install and remove the few replacements through which AMP sees the graphs and operators that MXNet is about to run.
 
-``_REPLACEMENTS`` has each of MXNet's names once, with what takes its place, and why.
+``_REPLACEMENTS`` has each of MXNet's names once, with its replacement, and the reason.
 """
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _restore(kept: int = 0) -> None:
 @contextmanager
 def invoke_replaced() -> Iterator[tuple[Invoke, Callable[[Invoke, Callable], None]]]:
     """Give MXNet's invoke function, and a function that replaces it for the body."""
-    # The function takes the new invoke function, and one that wraps what AMP makes of it.
+    # The function takes the new invoke function, and a wrapper of the function that AMP makes of it.
     original, replaced = in_force.invoke, register._imperative_invoke
 
     def put(invoke: Invoke, outer: Callable[[Invoke], Invoke]) -> None:
@@ -270,7 +270,7 @@ _REPLACEMENTS: _Replacements = (
     (NDArray, "reshape", _make_view),
     (NDArray, "__getitem__", _make_view),
     (mx.np.ndarray, "__getitem__", _make_view),
-    (Trainer, "_update", _make_update),  # what the optimizer has written, and gradients with another loss scale
+    (Trainer, "_update", _make_update),  # running statistics, and gradients with another loss scale
     (Trainer, "load_states", _make_load_states),  # files of ``amp.save_states``, which MXNet cannot read
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),  # a property that MXNet does not have
     (mx.sym.Symbol, "tojson", make_tojson),  # no marks of regions

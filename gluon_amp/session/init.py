@@ -46,14 +46,14 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     conditional_fp32_ops : list of (str, str, list of str), optional
         Operator, attribute, and the attribute's values that force the operator to FP32.
     fp32_ops : list of str, optional
-        Operators forced to FP32, beside those that the table names.
+        Operators forced to FP32, beside the table's own.
     layout_optimization : bool
         Accepted for MXNet 2's signature. Only False has a meaning on MXNet 1.9.1.
     disable_passes : list of str, optional
         Graph passes to switch off, by their names in :func:`list_passes`.
     policy : Policy, optional
         Decides everything that the arguments above are for, which must then be left out. The operators it excludes by
-        name are those of graphs: of hybridized blocks, symbols and ``Module``.
+        name are operators of graphs: of hybridized blocks, symbols and ``Module``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What users said of single blocks: the blocks that stay in FP32, and the networks of ``initialize``."""
+"""Settings of single blocks: the blocks that stay in FP32, and the networks of ``initialize``."""
 from __future__ import annotations
 
 import fnmatch
@@ -177,13 +177,13 @@ class _BlockSettings:
         self.changes += 1
 
     def clear(self) -> None:
-        """Forget everything that users said."""
+        """Forget all settings of blocks."""
         self.level = None
         self._forget_networks()
         self.exclusions.clear()
 
     def epoch(self) -> int:
-        """Return a number for what blocks are traced under, 0 for nothing; where it changes they are traced again."""
+        """Return the number of the settings that blocks are traced under, 0 for none; another one traces them again."""
         return self.changes if self.has_any() else 0
 
     def has_any(self) -> bool:
@@ -210,7 +210,7 @@ class _BlockSettings:
 
     @contextmanager
     def tracing(self, block: Block) -> Iterator[None]:
-        """Trace a block in the body, by a call of it or not; the blocks inside know what is excluded."""
+        """Trace a block in the body, by a call of it or not; the blocks inside know which are excluded."""
         if self.exclusions.given and not frame.blocks:
             frame.excluded = self.exclusions.inside(block, self.children)
         if self._has_networks and not frame.blocks:

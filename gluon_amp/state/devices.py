@@ -81,7 +81,7 @@ class Gain(NamedTuple):
 
 
 def chosen_by(gain: Gain, own: Support) -> Support:
-    """Choose the type of a CPU that has BF16 instructions and no AMX, by what they gain."""
+    """Choose the type of a CPU that has BF16 instructions and no AMX, by their gain."""
     if gain.times >= _LEAST_GAIN:
         return own._replace(reason=f"{own.reason}; {gain}")
     return _kept_in_fp32(f"this CPU has BF16 instructions ({cpu_isa()}) that are no faster than its FP32 ones ({gain})")
@@ -94,7 +94,7 @@ def _kept_in_fp32(reason: str) -> Support:
 def device_supports() -> dict[str, Support]:
     """Say which type each kind of device of this machine runs in."""
     # A GPU of another kind than the first one has an entry of its own, as ``'gpu(1)'``: it may run another type, and
-    # what was measured of the one does not hold for the other.
+    # measurements of the one do not hold for the other.
     supports, names = {"cpu": support("cpu")}, {}
     for number in range(gpus.count()):
         own, names[number] = support("gpu", number), _machine.device_name(number)
@@ -121,7 +121,7 @@ def lost_amx() -> str | None:
 
 
 def _bfloat16_gain() -> Gain:
-    """Look up what the BF16 instructions of this kind of CPU gain, and measure it where no such CPU is known."""
+    """Look up the gain of the BF16 instructions of this kind of CPU; measure it where the kind is not known."""
     cpu = _machine.cpu_kind()
     return Gain(_GAINS[cpu], str(cpu)) if cpu in _GAINS else Gain(_measured_gain(), "measured now")
 
@@ -172,7 +172,7 @@ def require_bfloat16() -> None:
 
 
 def verdict(supports: Mapping[str, Support]) -> str:
-    """Say in a sentence what runs where, and why."""
+    """Say in a sentence which type each device runs, and why."""
     alike: dict[Support, list[str]] = {}
     for name, each in supports.items():
         alike.setdefault(each, []).append(name)
@@ -180,7 +180,7 @@ def verdict(supports: Mapping[str, Support]) -> str:
 
 
 def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str) -> None:
-    """Log what runs where, and warn where a device cannot be used, or a type that was named is slow."""
+    """Log which type each device runs, and warn where a device cannot be used, or a type that was named is slow."""
     warn_if_slow(chosen)
     broken = gpus.problem()
     if broken:
@@ -222,7 +222,7 @@ def _for_people(device: str) -> str:
 
 
 def prepare_gpus(policies: Mapping[str, Policy]) -> None:
-    """Make what policies ask of GPUs run, and say so; :func:`restore_gpus` undoes it."""
+    """Set MXNet's variables for GPUs as policies need them, and say so; :func:`restore_gpus` undoes it."""
     # MXNet reads the variable for fusion as it sets a graph up, the other one at each call.
     on_gpus = [policy for device, policy in policies.items() if device.startswith("gpu")]
     if not on_gpus:

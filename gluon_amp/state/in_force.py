@@ -70,7 +70,7 @@ class _InForce:
         return current.eager_anywhere or current.eager(inputs)
 
     def device(self, device: mx.Context) -> Device:
-        """Return what the state in force says of a device."""
+        """Return the properties of a device under the state in force."""
         state = self.current()
         return ANY_DEVICE if state is None else state.device(state.key(device))
 
@@ -80,7 +80,7 @@ class _InForce:
         return None if state is None or not state.enabled else state.policy(state.key(device))
 
     def runs_natively(self) -> bool:
-        """Tell whether imperative calls made here may run operators in C++, as those in graphs do."""
+        """Tell whether imperative calls made here may run operators in C++, as graphs do."""
         policy = self.policy(_CPU)
         return policy is not None and policy.runs_native(self.device(_CPU))
 

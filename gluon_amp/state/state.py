@@ -99,7 +99,7 @@ class State:
     def __init__(self, policies: Mapping[str, Policy], devices: Mapping[str, Device] | None = None,
                  enabled: bool = True):
         self.policies = policies  # by kind of device; a GPU that differs from the others has its own, as 'gpu(1)'
-        self.devices = devices or {}  # what policies depend on of each kind of device
+        self.devices = devices or {}  # properties of each kind of device that policies depend on
         self.enabled = enabled  # False: only operators traced inside autocast regions run in low precision
         # asked for at every call of a network
         self._hash = hash((frozenset(policies.items()), frozenset(self.devices.items()), enabled))
@@ -158,7 +158,7 @@ class State:
         return self.policies.get(device if device.startswith("gpu") else "cpu")
 
     def device(self, kind: str) -> Device:
-        """Return what policies depend on of a kind of device."""
+        """Return the properties of a kind of device that policies depend on."""
         return self.devices.get(kind if kind.startswith("gpu") else "cpu", ANY_DEVICE)
 
     def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
