@@ -214,7 +214,8 @@ class _Applier(NamedTuple):
         caster = Caster(self.invoke, self.policy, call.is_np_op)
         inputs = list(call.inputs)
         for i in changed:
-            fragile = i == 1 and operator.name == "Convolution" and _is_grouped(call)
+            fragile = i == 1 and operator.name == "Convolution" and any(
+                key == "num_group" and int(value) > 1 for key, value in zip(call.keys, call.values))
             inputs[i] = caster.input_cast(inputs[i], wanted[i], fragile)
         for i in rounded:
             inputs[i] = caster.cast(caster.input_cast(inputs[i], self.policy.flag, fragile=False), FLOAT32)
@@ -238,10 +239,6 @@ def _wanted_flags(rule: Decision, flags: list[int], low: int) -> list[int] | Non
         return None
     return [flag if flag not in (0, low) else 0 if position in rule.fp32_inputs else data
             for position, flag in enumerate(flags)]
-
-
-def _is_grouped(call: Invocation) -> bool:
-    return any(key == "num_group" and int(value) > 1 for key, value in zip(call.keys, call.values))
 
 
 def _explained(error: mx.MXNetError, operator: Operator, rule: Decision, inputs: Sequence[NDArray]) -> Exception:

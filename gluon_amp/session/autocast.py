@@ -5,11 +5,10 @@ import functools
 import inspect
 import types
 from dataclasses import replace
-from typing import Any, AsyncIterator, Callable, ContextManager, Iterator, Mapping, Tuple
+from typing import Any, AsyncIterator, Callable, ContextManager, Iterator, Mapping
 
 from mxnet.ndarray import NDArray
 
-from .. import checks
 from .._mxnet.arrays import cast_arrays
 from ..aliases import also, answers
 from ..context import ContextStack
@@ -25,7 +24,6 @@ from .init import is_switched_on
 
 _MARK = "__amp_custom__"
 Region = Callable[[], ContextManager]
-Arguments = Tuple[Tuple[Any, ...], Mapping[str, Any]]
 
 
 # The regions that were entered and not left, and the calls of hybrid blocks that each hides: an object may be entered
@@ -63,7 +61,7 @@ class autocast:
     def __init__(self, enabled: bool = True, dtype: object = None):
         _refuse_device_or_type(enabled)
         wanted = None if dtype is None else normalize(dtype, "dtype", or_float32=True)
-        self._enabled = checks.true_or_false("enabled", enabled) and wanted != FLOAT32
+        self._enabled = enabled and wanted != FLOAT32
         self._dtype = wanted if self._enabled else None
         if self._dtype is not None:
             choose(self._dtype, device_supports())
@@ -138,18 +136,15 @@ def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
     return state
 
 
-def _as_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-    return args, kwargs
-
-
-def run_in(region: Region, function: Callable, prepared: Callable[..., Arguments] = _as_given) -> Callable:
+def run_in(region: Region, function: Callable, prepared: Callable | None = None) -> Callable:
     """Return a function of the same kind that runs in a region; `prepared` changes its arguments there.
 
     Generators and coroutines are in the region while their own code runs, and not while they wait.
     """
     def begun(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with region():
-            args, kwargs = prepared(args, kwargs)
+            if prepared is not None:
+                args, kwargs = prepared(args, kwargs)
             return function(*args, **kwargs)
 
     return functools.wraps(function)(_of_kind(function)(region, begun))

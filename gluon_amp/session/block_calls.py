@@ -26,9 +26,9 @@ def make_call_cached_op(original: Callable) -> Callable:
     @functools.wraps(original)
     def call_cached_op(block: HybridBlock, *args: Any) -> Any:
         epoch = block_settings.epoch()
-        if not _is_current(block, epoch):
+        if _is_stale(block, epoch) or not isinstance(cached_op_of(block), RewritingCachedOp):
             with _tracing:  # blocks cannot be traced in two threads at once
-                renew_cached_op(block, args, is_stale=_epoch_of(block) != epoch or _is_stale(block))
+                renew_cached_op(block, args, _is_stale(block, epoch))
                 block.__dict__["_amp_epoch"] = epoch
         operation = cached_op_of(block)
         if isinstance(operation, RewritingCachedOp):
@@ -48,18 +48,9 @@ def make_get_graph(original: Callable) -> Callable:
     return get_graph
 
 
-def _is_current(block: HybridBlock, epoch: int) -> bool:
-    return (isinstance(cached_op_of(block), RewritingCachedOp) and _epoch_of(block) == epoch
-            and not _is_stale(block))
-
-
-def _is_stale(block: HybridBlock) -> bool:
-    """Tell whether regions in a block's code are to be traced again, as behind a pickle."""
-    return getattr(cached_op_of(block), "is_stale", False)
-
-
-def _epoch_of(block: HybridBlock) -> int:
-    return block.__dict__.get("_amp_epoch", 0)
+def _is_stale(block: HybridBlock, epoch: int) -> bool:
+    """Tell whether other blocks were excluded when a block was traced, or its regions are lost, as behind a pickle."""
+    return block.__dict__.get("_amp_epoch", 0) != epoch or getattr(cached_op_of(block), "is_stale", False)
 
 
 def make_block_call(original: Callable) -> Callable:

@@ -63,17 +63,14 @@ class EagerPolicy:
         self.policy, self.device = policy, device
         self.target = policy.target_dtype
         self.flag = TYPE_FLAGS[policy.target_dtype]
-        names = set(registered_operators().values()) - _UNTOUCHED
-        self.operators = {handle_of(name): self._operator(name) if enabled else Operator(name, SWITCHED_OFF, False)
-                          for name in names if not self._keeps(policy.fixed(name, device))}
+        self.operators: dict[int, Operator] = {}
         self.twins = twins()
-
-    def _operator(self, name: str) -> Operator:
-        return Operator(name, self.policy.fixed(name, self.device), self.policy.may_lower(name))
-
-    def _keeps(self, rule: Decision | None) -> bool:
-        # Operators that take inputs as they come know float16, but few know bfloat16.
-        return rule is not None and rule.rule == KEEP and self.target != BFLOAT16
+        for name in set(registered_operators().values()) - _UNTOUCHED:
+            rule = policy.fixed(name, device)
+            # Operators that take inputs as they come know float16, but few know bfloat16.
+            if rule is None or rule.rule != KEEP or self.target == BFLOAT16:
+                self.operators[handle_of(name)] = (Operator(name, rule, policy.may_lower(name)) if enabled
+                                                   else Operator(name, SWITCHED_OFF, False))
 
     def decide(self, operator: Operator, call: Invocation) -> Decision:
         """Return the rule of a call."""
