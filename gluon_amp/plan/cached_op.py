@@ -86,7 +86,7 @@ class RewritingCachedOp:
         if frame.data_gradients and self.state is None and self._gives_second_gradients(args):
             state = None
         plan = None if state is None else self._planned(state, args)
-        operation = self._stock() if plan is None else self._operation(plan, args)
+        operation = self._upstream() if plan is None else self._operation(plan, args)
         if self._hook:
             self._observe(operation, plan)
         if self.traced.unscaled and autograd.is_recording():
@@ -190,7 +190,7 @@ class RewritingCachedOp:
         self._turn = plan, calls + 1 if plan is last else 1
         operation = self._operations.get(plan)
         if operation is None:
-            operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
+            operation = (self._upstream() if plan.symbol is None and self._safe_flags is self.flags else
                          cached_op(plan, self._safe_flags))
             if plan.runs_in_turn:
                 serialize_execution(operation)
@@ -235,7 +235,7 @@ class RewritingCachedOp:
         operation._register_op_hook(callback, monitor_all)
         self._observed = (operation, self._hook)
 
-    def _stock(self) -> UpstreamCachedOp:
+    def _upstream(self) -> UpstreamCachedOp:
         if self._plain is None:
             self._plain = UpstreamCachedOp(self.symbol, self.flags)
         return self._plain
@@ -310,8 +310,8 @@ def cached_op(plan: Plan, flags: Flags) -> UpstreamCachedOp:
         return UpstreamCachedOp(plan.runs, flags)
     order = tuple(old[id(node)] for node in graph.variables())
     new = {position: place for place, position in enumerate(order)}
-    turned = [(name, [new[position] for position in value] if name in _POSITIONS else value) for name, value in flags]
-    return OrderedCachedOp(from_graph(graph, plan.traced.symbol), turned, order)
+    moved = [(name, [new[position] for position in value] if name in _POSITIONS else value) for name, value in flags]
+    return OrderedCachedOp(from_graph(graph, plan.traced.symbol), moved, order)
 
 
 def put_last_weights_first(graph: Graph) -> bool:

@@ -32,7 +32,7 @@ from ..state.state import State
 from .observers import executor_callback
 from .planner import Plan, Planner, Traced, spoilt_gradients
 
-_stock_bind = mx.sym.Symbol.bind
+_upstream_bind = mx.sym.Symbol.bind
 _DENSE = ("default", "0", "-1")  # as symbols and users note it
 _TOLD = "_amp_told"  # on executors that a warning was given for
 _INSTEAD = "train the FP32 network under amp.init(), and convert it afterwards"
@@ -159,7 +159,7 @@ class PlannedExecutor(Executor):
             plan = self.binding.plan([kwargs[name] for name in self.plan.traced.names])
             if plan is not self.plan:
                 # Its operators in C++ may refuse these shapes: one without them makes the arrays.
-                base = _stock_bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
+                base = _upstream_bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
                                          self.aux_arrays, self._group2ctx, self)
         made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
         if plan is None:
@@ -167,7 +167,7 @@ class PlannedExecutor(Executor):
             plan = self.binding.plan([shapes[name] for name in self.plan.traced.names])
         if plan is not self.plan:
             # The graph of the shapes before may hold kernels that are not sound for these.
-            made = _stock_bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
+            made = _upstream_bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
                                      self._grad_req, made.aux_arrays, self._group2ctx, self)
         made = PlannedExecutor.of(made, symbol, self.binding, plan)
         if self._callback is not None:
