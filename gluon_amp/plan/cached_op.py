@@ -159,11 +159,16 @@ class RewritingCachedOp:
         def shapes() -> list[tuple[int, ...]]:
             return [array.shape for array in args]
 
-        device = state.key(args[0].context) if args else "cpu"
-        sparse = self._sparse(args)
-        facts = Facts(dtypes=self._dtypes(args), device=device, accumulated=self._accumulated(args),
-                      concerned=self._concerns(args), sparse=sparse, dense=not sparse, recorded=self._is_recorded(),
-                      trains=self._trains(), evaluates=self._evaluates(), own_gradients=self._own_gradients())
+        recording, training, traced = autograd.is_recording(), autograd.is_training(), self.traced
+        sparse = frozenset(name for name, array in zip(self.names, args) if isinstance(array, BaseSparseNDArray))
+        evaluates = traced.depends_on_evaluating and recording and not training
+        # A hook is to see maps as the program made them.
+        trains = traced.depends_on_training and recording and training and not self._hook
+        facts = Facts(dtypes=self._dtypes(args), device=state.key(args[0].context) if args else "cpu",
+                      accumulated=self._accumulated(args) if recording else frozenset(),
+                      concerned=self._concerns(args, evaluates) if recording else frozenset(),
+                      sparse=sparse, dense=not sparse, recorded=recording or not traced.depends_on_recording,
+                      trains=trains, evaluates=evaluates, own_gradients=self._own_gradients())
         self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
         return self.latest
 
@@ -216,10 +221,6 @@ class RewritingCachedOp:
             self._alike[plan] = alike(args, self._states)
         return self._alike[plan]
 
-    def _sparse(self, args: Sequence[NDArray]) -> frozenset[str]:
-        """Name the inputs that are sparse arrays."""
-        return frozenset(name for name, array in zip(self.names, args) if isinstance(array, BaseSparseNDArray))
-
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
 
@@ -240,21 +241,11 @@ class RewritingCachedOp:
             self._plain = UpstreamCachedOp(self.symbol, self.flags)
         return self._plain
 
-    def _is_recorded(self) -> bool:
-        return not self.traced.depends_on_recording or autograd.is_recording()
-
-    def _trains(self) -> bool:
-        # A hook is to see maps as the program made them.
-        return self.traced.depends_on_training and autograd.is_recording() and autograd.is_training() and not self._hook
-
-    def _evaluates(self) -> bool:
-        return self.traced.depends_on_evaluating and autograd.is_recording() and not autograd.is_training()
-
-    def _concerns(self, args: Sequence[NDArray]) -> frozenset[Concern]:
-        """Name the gradients that MXNet would get wrong in this call."""
-        if not self.traced.has_defects or not autograd.is_recording():
+    def _concerns(self, args: Sequence[NDArray], evaluates: bool) -> frozenset[Concern]:
+        """Name the gradients that MXNet would get wrong in this call, which is recorded."""
+        if not self.traced.has_defects:
             return frozenset()
-        evaluates, requests = self._evaluates(), self.requests
+        requests = self.requests
         asked = frozenset(name for name, array in zip(self.names, args)
                           if (requests[name] != "null" if name in requests else is_recorded(array)))
         key = asked, evaluates
@@ -263,8 +254,6 @@ class RewritingCachedOp:
                         ) if known is None else known
 
     def _accumulated(self, args: Sequence[NDArray]) -> frozenset[str]:
-        if not autograd.is_recording():
-            return frozenset()
         # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
         marked = (self.names[i] for i in self._data_positions if args[i].grad is not None)
         return self.accumulating.union(marked)

@@ -46,11 +46,6 @@ _lock = threading.Lock()
 _Replacements = Tuple[Tuple[Any, str, Callable[[Any], Any]], ...]  # owner, name, and what makes the new of the old
 
 
-def installed() -> bool:
-    """Tell whether the replacements are in place."""
-    return in_force.hooked
-
-
 def watch_symbols() -> None:
     """Install the replacements for symbols that were converted for inference, until :func:`uninstall`."""
     with _lock:
@@ -82,7 +77,7 @@ def _replace(replacements: _Replacements) -> None:
 @contextmanager
 def kept_in_place() -> Iterator[None]:
     """Install the replacements for the body, unless they are installed already."""
-    were_installed, kept = installed(), len(_replaced)
+    were_installed, kept = in_force.hooked, len(_replaced)
     install()
     try:
         yield
@@ -141,19 +136,11 @@ def _make_function_call(original: Callable) -> Callable:
     return call
 
 
-def _make_backward(original: Callable) -> Callable:
-    differentiate = _make_differentiate(original, writes=True)
-
+def _make_backward(original: Callable, writes: bool = True) -> Callable:
     @functools.wraps(original)
     def backward(heads: Any, *args: Any, **kwargs: Any) -> Any:
-        _machine.note_step("backward")
-        return differentiate(heads, *args, **kwargs)
-    return backward
-
-
-def _make_differentiate(original: Callable, writes: bool = False) -> Callable:
-    @functools.wraps(original)
-    def differentiate(heads: Any, *args: Any, **kwargs: Any) -> Any:
+        if writes:
+            _machine.note_step("backward")
         running_stats.begin_backward()
         try:
             with loss_scale.of(heads, counts=writes):
@@ -162,7 +149,7 @@ def _make_differentiate(original: Callable, writes: bool = False) -> Callable:
             if not in_force.is_on() or "is non-differentiable" not in str(error):
                 raise
             raise type(error)(f"{error}\n{NOT_TWICE}") from error
-    return differentiate
+    return backward
 
 
 def _make_asnumpy(original: Callable) -> Callable:
@@ -261,7 +248,7 @@ _REPLACEMENTS: _Replacements = (
     (mx.operator, "_registry", make_registry),  # likewise
     # Errors about gradients of gradients say what to do, and gradients that operators make on their own carry the scale
     # of the loss.
-    (autograd, "grad", _make_differentiate),
+    (autograd, "grad", functools.partial(_make_backward, writes=False)),
     (autograd, "backward", _make_backward),
     (NDArray, "backward", _make_backward),
     # In networks that are not hybridized Python code reads bfloat16 as FP32, and parts and other shapes of arrays in
