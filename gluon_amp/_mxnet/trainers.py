@@ -317,7 +317,7 @@ def is_initialized(parameter: gluon.Parameter) -> bool:
 
 
 def optimizer_arrays(trainer: gluon.Trainer, of: Iterable[gluon.Parameter]) -> Iterator[NDArray]:
-    """Yield what the optimizer keeps for some of the parameters, on every context."""
+    """Yield the optimizer's arrays for some of the parameters, on every context."""
     indices = [trainer._param2idx[parameter.name] for parameter in of]
     for updater in trainer._updaters:
         yield from _arrays_in([updater.states.get(index) for index in indices])
@@ -332,7 +332,7 @@ def _arrays_in(state: Any) -> Iterator[NDArray]:
 
 
 def optimizer_states(trainer: gluon.Trainer) -> tuple[dict[int, Any], Optimizer]:
-    """Return what ``Trainer.save_states`` writes: what the optimizer keeps for every parameter, and the optimizer."""
+    """Return the content of ``Trainer.save_states``: the optimizer's state for every parameter, and the optimizer."""
     updater = _ready_updaters(trainer)[0]
     return updater.states, updater.optimizer
 

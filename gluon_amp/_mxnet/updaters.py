@@ -58,7 +58,7 @@ class _CpuUpdater(Updater):
     def __init__(self, optimizer: Optimizer):
         super().__init__(optimizer)
         self.native: Native = None
-        # the updates of the latest call: those for one call in C++, and those for MXNet
+        # the arrays of the latest call, the updates for one call in C++, and the updates for MXNet
         self._known: tuple[Sequence[Any], list[Update], list[Update]] = (), [], []
 
     def __getstate__(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def may_fuse(context: Context) -> bool:
 
 
 def hard_swish(graph: Graph, context: Context) -> int:
-    """Fuse such products of large maps; return how many."""
+    """Fuse the products of large maps and their hard sigmoid; return how many."""
     unknown = unknown_forward(graph)
     found = [each for each in _products(graph, Consumers(graph))
              if _is_worth_it(each, context) and each.data.node not in unknown]
