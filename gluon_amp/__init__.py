@@ -32,6 +32,7 @@ from .compat.views import (
 )
 from .convert import (
     Calibration,
+    ConversionOptions,
     calibrate,
     convert_bucketing_module,
     convert_hybrid_block,
@@ -48,8 +49,8 @@ from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .export import OnnxExport, export_onnx
 from .passes import list_passes
 from .rules import Policy
-from .session.autocast import active_dtype, autocast, deinit, exclude, init, is_active
-from .session.functions import (
+from .session.autocast import (
+    autocast,
     custom_bwd,
     custom_fwd,
     float32_function,
@@ -58,6 +59,7 @@ from .session.functions import (
     register_low_precision_function,
     register_op,
 )
+from .session.init import active_dtype, deinit, exclude, init, is_active
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import loss_scaler as loss_scaler  # a module of mxnet.contrib.amp, too
 from .training.checkpoint import load_state_dict, load_states, save_states, state_dict
@@ -71,7 +73,7 @@ _machine.settle(_run_onednn_operator)
 __version__ = "0.1.0"
 
 __all__ = [
-    "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "DTypeError", "DriftMonitor",
+    "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "ConversionOptions", "DTypeError", "DriftMonitor",
     "DynamicLossScaler", "GradScaler", "GraphError", "LossScaler", "OnnxExport", "Policy", "PolicyError",
     "StateError", "StaticLossScaler", "active_dtype", "autocast", "calibrate",
     "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block", "convert_model",

@@ -63,8 +63,8 @@ def is_recorded(array: Any) -> bool:
     handle = ctypes.c_void_p()
     if not isinstance(array, NDArray) or _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(handle)) != 0:
         return False
-    check_call(_LIB.NNSymbolFree(handle))
-    return True
+    # An array that a recorded operator has read is a variable there, also without a buffer.
+    return mx.sym.Symbol(handle).get_children() is not None or array.grad is not None
 
 
 def load_library(path: Path) -> None:

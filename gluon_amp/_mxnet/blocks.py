@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.gluon.block import _flatten, _regroup
+from mxnet.gluon.rnn.rnn_layer import _RNNLayer
 from mxnet.gluon.utils import _check_all_np_ndarrays
 from mxnet.module import BucketingModule
 from mxnet.util import is_np_array
@@ -36,11 +37,28 @@ def trace(block: HybridBlock, example: Sequence[Any] | None = None,
         if is_excluded is not None and is_excluded(block):
             symbol = marked(symbol, REGION_OFF)
         return Trace(list(inputs), symbol, (block._in_format, block._out_format))
+    if isinstance(block, _RNNLayer):  # which makes its first states in __call__, past which graphs are traced
+        example = [_stand_in()] if example is None and vars(block).get("skip_states", True) else example
+        block = _Called(block)
     with _as_it_was(block), outermost_trace(), _marked(block, is_excluded):
         arguments = _arguments(block) if example is None else list(example)
         block._cached_graph = ()
         inputs, symbol = block._get_graph(*arguments)
         return Trace(list(inputs), symbol, (block._in_format, block._out_format))
+
+
+class _Called(HybridBlock):
+    """Calls another block; `_cached_graph` is that of its own calls."""
+
+    def __init__(self, block: HybridBlock):
+        super().__init__(prefix="")
+        self.register_child(block)
+        self._cached_graph, self._in_format = block._cached_graph, getattr(block, "_in_format", None)
+
+    def hybrid_forward(self, F: Any, *args: Any) -> Any:
+        """Call the block."""
+        block, = children_of(self)
+        return block(*args)
 
 
 _CACHED = ("_cached_graph", "_in_format", "_out_format")
@@ -58,10 +76,13 @@ def _as_it_was(block: HybridBlock) -> Iterator[None]:
 
 
 def _arguments(block: HybridBlock) -> list[Any]:
-    stand_in = mx.np.zeros((1,)) if is_np_array() else mx.nd.zeros((1,))
     if block._cached_graph:
-        return _of_format(block._in_format, stand_in)
-    return [stand_in] * _required_arguments(block)
+        return _of_format(block._in_format, _stand_in())
+    return [_stand_in()] * _required_arguments(block)
+
+
+def _stand_in() -> mx.nd.NDArray:
+    return mx.np.zeros((1,)) if is_np_array() else mx.nd.zeros((1,))
 
 
 def _of_format(formats: Any, value: Any) -> Any:

@@ -19,7 +19,7 @@ from mxnet.ndarray import NDArray
 
 from ..dtypes import FLOAT32
 from .arrays import cast_arrays
-from .invoke import UpstreamCachedOp
+from .invoke import Callback, UpstreamCachedOp, array_at
 from .symbols import dtype_name
 
 _NAME = b"WaitForVar"  # which the engine gives to its own waiting
@@ -63,20 +63,16 @@ def wait_for(handle: NDArrayHandle) -> None:
     _acquire(lock, 1)
 
 
-# These belong to the module: a backward pass may run when the Python object that started it has gone.
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)
-def _after_each(name: bytes, op: bytes, handle: int, given: int) -> None:
-    _wait_and_free(handle)
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)
-def _after_each_bound(name: bytes, handle: int, given: int) -> None:
-    _wait_and_free(handle)
-
-
-def _wait_and_free(handle: int) -> None:
-    array = NDArray(NDArrayHandle(handle), writable=False)
+def _wait_and_free(*told: Any) -> None:
+    array = array_at(told[-2])
     wait_for(array.handle)
+
+
+# These belong to the module: a backward pass may run when the Python object that started it has gone.
+_waiting = Callback(_wait_and_free)
+_after_each = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(_waiting)
+_after_each_bound = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(_waiting)
+check_waiting = _waiting.check  # raises what ended the waiting, as Ctrl-C does
 
 
 def serialize_execution(runner: UpstreamCachedOp | Executor) -> None:
@@ -137,21 +133,33 @@ class Stopwatch:
         return sum(entry["Total"] for name, entry in times.items() if name not in (_NAME.decode(), "DeleteVariable"))
 
 
+class Observed(NamedTuple):
+    """What runs a symbol, and is told of its outputs; to be kept until the backward pass is over."""
+
+    operation: UpstreamCachedOp
+    callback: Callback
+
+    def check(self) -> None:
+        """Raise what went wrong while it was told: behind each pass."""
+        self.callback.check()
+
+
 def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Output],
-                 stopwatch: Stopwatch | None = None) -> tuple[Any, Any]:
+                 stopwatch: Stopwatch | None = None) -> tuple[Observed, Any]:
     """Run a symbol in a cached op of its own, and note every output that the engine reports, backward ones too."""
-    # The cached op comes back with the result: it has to be kept until the backward pass is over.
     def report(name: bytes, op: bytes, handle: int) -> None:
-        array = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
+        array = array_at(handle)
         milliseconds = 0.0
         if stopwatch is not None:
             array.wait_to_read()
             milliseconds = stopwatch.lap()
         heard.append(Output(name.decode(), op.decode(), dtype_name(array.dtype), array.shape, milliseconds))
 
-    operation = UpstreamCachedOp(symbol)
-    operation._register_op_hook(report)
-    return operation, operation(*args)
+    observed = Observed(UpstreamCachedOp(symbol), Callback(report))
+    observed.operation._register_op_hook(observed.callback)
+    result = observed.operation(*args)
+    observed.check()
+    return observed, result
 
 
 def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1,

@@ -102,23 +102,55 @@ def invoke(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], is_np_o
     return run_operator(register._imperative_invoke, op, inputs, attrs, None, is_np_op, output_is_list=True)
 
 
+class Callback:
+    """A function that C calls: ctypes prints what it raises and goes on, here the first error is kept."""
+
+    def __init__(self, function: Callable[..., None]):
+        self._function = function
+        self._error: BaseException | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._error is None:
+            try:
+                self._function(*arguments)
+            except BaseException as error:  # Ctrl-C, too
+                self._error = error
+
+    def check(self) -> None:
+        """Raise the error that was kept: for behind the call that called back."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
 class Program:
     """A symbol to be run as it is: nothing is fused, and no types are changed."""
 
     def __init__(self, symbol: mx.sym.Symbol, arrays: Mapping[str, NDArray]):
         self._symbol, self._names, self._arrays = symbol, symbol.list_inputs(), arrays
         self._op = UpstreamCachedOp(symbol)
+        self._callback: Callback | None = None
 
     def __call__(self, batch: Mapping[str, NDArray]) -> list[NDArray]:
         """Run it on arrays by the names of inputs; return its outputs."""
         given = {**self._arrays, **batch}
         given.update(zeros_for(self._symbol, [name for name in self._names if name not in given], given))
-        outputs = self._op(*(given[name].as_nd_ndarray() for name in self._names))
+        try:
+            outputs = self._op(*(given[name].as_nd_ndarray() for name in self._names))
+        finally:
+            if self._callback is not None:
+                self._callback.check()
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
-    def watch(self, seen: Callable[[bytes, int], None]) -> None:
-        """Let a function see the name and the handle of what every operator gives."""
-        self._op._register_op_hook(lambda name, _, handle: seen(name, handle))
+    def watch(self, seen: Callable[[str, NDArray], None]) -> None:
+        """Let a function see the name and the array of every tensor that an operator gives."""
+        self._callback = Callback(lambda name, _, handle: seen(name.decode(), array_at(handle)))
+        self._op._register_op_hook(self._callback)
+
+
+def array_at(handle: int) -> NDArray:
+    """Return the array that a callback is told of."""
+    return NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
 
 
 def zeros_for(symbol: mx.sym.Symbol, names: Sequence[str], given: Mapping[str, NDArray]) -> dict[str, NDArray]:

@@ -5,8 +5,10 @@ has, writes weights number by number, ignores classes in ``box_nms`` and pools t
 """
 from __future__ import annotations
 
+import io
 import json
 import re
+from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
 
@@ -16,6 +18,7 @@ import numpy as np
 from ..context import Replaced
 from ..errors import GraphError, some_of
 from ..graph import Graph, Node
+from ..graph.attrs import integers, is_set
 
 # What MXNet writes is for opset 13 and valid in 15, where BatchNorm's statistics may have another type than its data.
 OPSET, IR_VERSION, _WRITTEN_FOR = 15, 8, 13
@@ -47,8 +50,9 @@ def export(symbol: mx.sym.Symbol, graph: Graph, arrays: Mapping[str, mx.nd.NDArr
         types = [vars(onnx)["mapping"].NP_TYPE_TO_TENSOR_TYPE[np.dtype(data[name].dtype)] for name in names]
         replaced.put(theirs.MXNetGraph, "convert_layer", staticmethod(recorder.convert))
         replaced.put(onnx.checker, "check_graph", lambda *_: None)  # by the newest opset
-        proto = theirs.MXNetGraph().create_onnx_graph_proto(symbol, dict(arrays), shapes, types,
-                                                            opset_version=_WRITTEN_FOR)
+        with redirect_stdout(io.StringIO()):  # names of operators that it prints
+            proto = theirs.MXNetGraph().create_onnx_graph_proto(symbol, dict(arrays), shapes, types,
+                                                                opset_version=_WRITTEN_FOR)
         outputs = theirs.MXNetGraph.get_outputs(symbol, arrays, shapes, None, types)[1]
     finally:
         replaced.restore()
@@ -168,6 +172,19 @@ def _weight(node: Node, given: Given) -> Made:
     return [helper.make_tensor_value_info(node.name, kind, values.shape)], (values.dtype,)
 
 
+def _reshape(node: Node, given: Given) -> Made:
+    """Write a shape as numbers, the first dimension open: MXNet's function does not know all codes of MXNet's."""
+    writer, made = _Writer(node, given), node.shapes[0]
+    codes = integers(writer.attrs, "shape")
+    if made is None or not codes:
+        raise NotImplementedError("the shape of its result is not known")
+    first = codes[0] if codes[0] > 0 else 0 if codes[0] in (0, -2) else -1
+    if is_set(writer.attrs, "reverse"):
+        first = 0 if made[:1] == writer.shape()[:1] else -1
+    writer.add("Reshape", writer.inputs[0], writer.constant([first, *made[1:]]), to=writer.name)
+    return writer.nodes, None
+
+
 def _adaptive_average(node: Node, given: Given) -> Made:
     """Write average pooling to any size as products with two matrices of shares: MXNet's knows one pixel only."""
     writer = _Writer(node, given)
@@ -284,13 +301,14 @@ def _recurrent(node: Node, given: Given) -> Made:
     directions = 2 if read("bidirectional", "False") in ("True", "1") else 1
     size = writer.shape()[2]
     parts = _parameters(writer, layers, directions, size, hidden, order)
-    # Left out where they are zeros, which have the size of a batch.
-    states = [] if node.inputs[2].node.op in ("_zeros", "_npi_zeros") else writer.inputs[2:]
+    # Empty names stand for zeros, which have the size of a batch.
+    states = ["" if entry.node.op in ("_zeros", "_npi_zeros") else name
+              for entry, name in zip(node.inputs[2:], writer.inputs[2:])]
     kind = {"direction": "bidirectional" if directions == 2 else "forward", "hidden_size": hidden,
             **{name: value * directions if name == "activations" else value for name, value in attrs.items()}}
     data, last = writer.inputs[0], []
     for layer in range(layers):
-        begin = [writer.part(each, 0, layer * directions, (layer + 1) * directions) for each in states]
+        begin = [writer.part(each, 0, layer * directions, (layer + 1) * directions) if each else "" for each in states]
         found = writer.add(op, data, *parts[layer], "", *begin, outputs=3 if op == "LSTM" else 2, **kind)
         last.append(found[1:])
         swapped = writer.add("Transpose", found[0], perm=[0, 2, 1, 3])
@@ -331,5 +349,5 @@ def _parameters(writer: _Writer, layers: int, directions: int, size: int, hidden
 
 _OURS: Mapping[str, Translate] = {
     "null": _weight, "_contrib_AdaptiveAvgPooling2D": _adaptive_average, "_contrib_box_nms": _box_nms,
-    "RNN": _recurrent,
+    "RNN": _recurrent, "Reshape": _reshape,
 }

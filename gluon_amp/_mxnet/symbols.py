@@ -1,6 +1,7 @@
 """Symbols to graphs and back, what MXNet can infer about every tensor in them."""
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
+from mxnet.base import _LIB, SymbolHandle, check_call
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from ..context import ContextStack
@@ -180,11 +182,12 @@ _ConvertedModelSymbol, _ConvertedNumpyModelSymbol = _of_both_kinds(_NeededCasts,
 
 
 def with_lasting_casts(symbol: mx.sym.Symbol, needed: bool) -> mx.sym.Symbol:
-    """Let a symbol keep its casts in files, and in all text where it needs them; it is changed in place."""
+    """Return a symbol that keeps its casts in files, and in all text where it needs them."""
     legacy, numpy = ((_ConvertedModelSymbol, _ConvertedNumpyModelSymbol) if needed
                      else (_ConvertedSymbol, _ConvertedNumpySymbol))
-    symbol.__class__ = numpy if isinstance(symbol, NumpySymbol) else legacy
-    return symbol
+    handle = SymbolHandle()
+    check_call(_LIB.MXShallowCopySymbol(symbol.handle, ctypes.byref(handle)))
+    return (numpy if isinstance(symbol, NumpySymbol) else legacy)(handle)
 
 
 def marked(symbol: mx.sym.Symbol, setting: str) -> mx.sym.Symbol:

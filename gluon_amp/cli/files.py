@@ -13,20 +13,26 @@ from mxnet.gluon import SymbolBlock
 
 from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import first_line, to_graph
-from ..convert import convert_model
-from ..convert.block import memory_flags
-from ..convert.calibration import MODES, batches_of
-from ..convert.convert import Conversion, conversion_of
-from ..convert.inputs import check_parameters
-from ..convert.model_files import load_model, save_model
-from ..convert.options import drawback_here
+from ..convert import (
+    MODES,
+    Conversion,
+    batches_of,
+    check_parameters,
+    conversion_of,
+    convert_model,
+    drawback_here,
+    load_model,
+    memory_flags,
+    save_model,
+)
 from ..debug.report import report as report_of
 from ..dtypes import FLOAT16, FLOAT32, INT8
 from ..errors import AmpError, GraphError
 from ..export import export_onnx
 from ..export.onnx_file import MAX_ERRORS
 from ..passes import list_passes
-from ..session.autocast import autocast, deinit, init
+from ..session.autocast import autocast
+from ..session.init import deinit, init
 from .words import add_json_argument, complain, filled, write_json
 
 Model = Any  # (Symbol, dict of parameters, dict of auxiliary states)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import textwrap
@@ -18,9 +19,18 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write JSON into a file, too; - prints it in place of the text")
 
 
+def _finite(value: Any) -> Any:
+    """Return a value with None for numbers that are not finite: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return list(map(_finite, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(content: Any, path: str | None) -> bool:
     """Write JSON where --json says; return whether the text is to be printed, too."""
-    text = json.dumps(content, indent=2)
+    text = json.dumps(_finite(content), indent=2)
     if path == STANDARD_OUTPUT:
         print(text)
     elif path is not None:

@@ -6,58 +6,35 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from numbers import Real
 from operator import itemgetter
 from typing import Any, Callable, Collection, Mapping, Sequence, Tuple
 
 import mxnet as mx
-from mxnet.gluon import HybridBlock
+import numpy as np
+from mxnet.gluon import Block, HybridBlock
 
-from .. import checks
+from .. import passes
 from .._mxnet.arrays import NDArrayWeights, cast_arrays, values_of
 from .._mxnet.engine import interleaved
 from .._mxnet.invoke import Program
-from .._mxnet.symbols import first_line, to_graph
-from ..dtypes import FLOAT32
+from .._mxnet.symbols import first_line, from_graph, to_graph, with_lasting_casts
+from ..dtypes import FLOAT32, INT8
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
+from ..graph import unique_name
+from ..graph.attrs import NOTE
 from ..judging import fewest, relative_error
+from ..passes import Context, Facts, Int8
 from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy
 from ..state.in_force import under
-from .calibration import Batch, Calibration, batches_of, check_mode, collect
-from .convert import Conversion, convert, with_record
-from .int8 import Int8, Plain, errors, in_fp32, layers_of, prepared, uniquely_named
+from .calibration import Batch, Calibration, batches_of, collect
+from .convert import Conversion, analyse_network, convert, earlier
+from .int8 import MADE, Plain, Quantizer, decided_in, layers_of
+from .options import ConversionOptions
 
-WRONG = 0.15  # the error from which on an operator in INT8 is taken for wrong: rounding gives 0.005 to 0.07
+WRONG = 0.08  # the error from which on an operator in INT8 is taken for wrong: rounding gives 0.005 to 0.07
 _ROUNDS = 5  # of timing
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the arguments of a conversion to INT8 ask for; :func:`gluon_amp.convert_hybrid_block` describes them."""
-
-    calib_data: Any
-    mode: str = "naive"
-    batches: int | None = None
-    metric: Any = None
-    budget: float | None = None
-    max_error: float | None = None
-    greater_is_better: bool = True
-    time_limit: float = math.inf
-    progress: bool = True
-    only: bool = False  # whether layers that may run in INT8 do, however slow
-
-    def __post_init__(self) -> None:
-        check_mode(self.mode)
-        if self.metric is not None and self.max_error is not None:
-            raise PolicyError("expected metric (with budget) or max_error, received both")
-        if (self.metric is None) != (self.budget is None):
-            raise PolicyError("metric and budget belong together: expected what measures a network, and how much worse "
-                              "than in FP32 it may be")
-        for name in ("budget", "max_error"):
-            value = getattr(self, name)
-            if value is not None and not (checks.is_number(value) and 0 <= value < math.inf):
-                raise PolicyError(expected("a number, 0 or above", name, value))
-        checks.above_zero("time_limit", self.time_limit)
 
 
 @dataclass(frozen=True)
@@ -73,6 +50,19 @@ class Network:
     cast_outputs: bool = True
     on_cpu: bool = True
 
+    @classmethod
+    def of(cls, symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], inputs: Sequence[str],
+           options: ConversionOptions, devices: Sequence[mx.Context], example: Mapping[str, Any],
+           block: Block | None = None) -> Network:
+        """Return a network as options ask for it, on devices of one kind."""
+        before = to_graph(symbol).operators()
+        symbol = uniquely_named(symbol) if options.is_int8 else symbol  # ranges and errors go by names
+        graph = to_graph(symbol)
+        policy, device = options.policy(graph, devices, block)
+        again = [node.name for old, node in zip(before, graph.operators()) if old.name in policy.excluded]
+        return cls(symbol, arrays, inputs, replace(policy, excluded=policy.excluded.union(again)), device, example,
+                   options.cast_outputs, devices[0].device_type != "gpu")
+
 
 @dataclass(frozen=True)
 class Made:
@@ -81,160 +71,155 @@ class Made:
     symbol: mx.sym.Symbol
     arrays: Mapping[str, mx.nd.NDArray]
     record: Conversion
-    int8: Int8 | None = None
+    quantizer: Quantizer | None = None
 
 
 Build = Callable[[Made], HybridBlock]
 _Found = Tuple[Sequence[str], Made]  # a network, and its layers that are not in INT8
 
 
-def readied(network: Network) -> tuple[Network, Plain]:
-    """Return a network whose operators have names of their own, and how it is before types are decided."""
-    network = replace(network, symbol=uniquely_named(network.symbol))
-    return network, prepared(network.symbol, network.arrays, network.policy)
+def uniquely_named(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a symbol whose operators have names of their own. Outputs keep theirs."""
+    graph = to_graph(symbol)
+    taken = {node.name for node in graph.variables()}
+    for node in dict.fromkeys([*(head.node for head in graph.heads), *graph.operators()]):
+        if not node.is_variable:
+            node.name = unique_name(node.name, taken)
+    return from_graph(graph, symbol)
 
 
-def calibrated(request: Request, network: Network, plain: Plain) -> tuple[Calibration, Batch]:
-    """Return the ranges that were given, or collect them; and some data to try the network on."""
-    if isinstance(request.calib_data, Calibration):
-        return _checked(request.calib_data, network), _example(network)
-    batches = batches_of(request.calib_data, network.inputs, request.batches)
-    first = next(batches, None)
-    if first is None:
-        raise StateError("calib_data gave no batch: expected a loader, an iterator or arrays with some data. A "
-                         "generator that was used before gives nothing: make a new one")
-    return collect(*plain, chain([first], batches), request.mode, request.progress), first
-
-
-def _checked(calibration: Calibration, network: Network) -> Calibration:
-    """Return ranges that were given, of this network."""
-    if calibration.ranges.keys().isdisjoint(node.name for node in to_graph(network.symbol).operators()):
-        raise PolicyError("calib_data: the ranges are of a network with other names: expected those that calibrate() "
-                          f"returned for this one, received those of {some_of(list(calibration.ranges)) or 'nothing'}. "
-                          "Give a network a prefix to use its ranges in another process")
-    return calibration
-
-
-def _example(network: Network) -> Batch:
-    if not all(isinstance(network.example.get(name), mx.nd.NDArray) for name in network.inputs):
-        raise PolicyError("expected data_example with arrays: ranges that were collected before say nothing of the "
-                          "errors of INT8, which are measured on it")
-    return {name: network.example[name] for name in network.inputs}
-
-
-def converted_network(network: Network, request: Request | None, build: Build) -> Made:
+def converted_network(network: Network, options: ConversionOptions, build: Build) -> Made:
     """Convert a network, whose layers run in INT8 where that is asked for, right, and keeps what was asked for."""
-    if request is None:
-        return _converted(network, network.policy)
+    if not options.is_int8:
+        return _converted(network, network.policy, is_trial=False)
+    record = earlier(to_graph(network.symbol), INT8)
+    if record is not None:
+        return Made(network.symbol, network.arrays, record)
     if not network.on_cpu:
         raise DTypeError("expected a network on the CPU for INT8: MXNet's INT8 operators are oneDNN's. Give "
                          "device=mx.cpu()")
     if not network.policy.runs("fuse"):
         raise PolicyError("INT8 needs the pass 'fuse': expected it in optimize, and not in disable_passes")
-    network, plain = readied(network)
-    assignment = _Assignment(network, plain, *calibrated(request, network, plain))
-    assignment.leave_out_wrong()
-    with progress_bar(desc="search", unit="trial", shown=request.progress) as bar:
-        return _Search(assignment, request, build, bar).fastest()
+    search = _Search(network, options, build)
+    with progress_bar(desc="search", unit="trial", shown=options.progress) as search.bar:
+        return search.fastest()
 
 
-def _converted(network: Network, policy: Policy, int8: Int8 | None = None) -> Made:
-    weights = NDArrayWeights(network.arrays) if int8 is None else int8.weights
+def _converted(network: Network, policy: Policy, quantizer: Quantizer | None = None, is_trial: bool = True) -> Made:
+    weights = NDArrayWeights(network.arrays) if quantizer is None else quantizer.weights
     device = network.device if policy is network.policy else ANY_DEVICE  # FP32, which depends on none
     symbol, record = convert(network.symbol, weights, policy, device, network.example, on_cpu=network.on_cpu,
-                             cast_outputs=network.cast_outputs, int8=int8)
-    return Made(symbol, weights.arrays, record, int8)
+                             cast_outputs=network.cast_outputs, is_trial=is_trial,
+                             int8=None if quantizer is None else quantizer.int8, quantize=quantizer)
+    return Made(symbol, weights.arrays, record, quantizer)
 
 
-class _Assignment:
-    """Which layers may run in INT8, and the network that has given ones in it."""
+def _in_fp32(policy: Policy) -> Policy:
+    """Return the policy for the same network in FP32."""
+    return Policy(FLOAT32, training=False, excluded=policy.excluded, disabled_passes=policy.disabled_passes)
 
-    def __init__(self, network: Network, plain: Plain, calibration: Calibration, batch: Batch):
-        self.network, self._plain, self._calibration, self.batch = network, plain, calibration, batch
-        layers = layers_of(to_graph(plain.symbol), plain.arrays, network.policy)
-        self.reasons = {name: reason for name, reason in layers.items() if reason}
-        self.layers = [name for name, reason in layers.items() if not reason]
-        self._apart: frozenset[str] = frozenset()  # operators between layers that are wrong in INT8
-        self.errors: dict[str, float] = {}  # of operators in INT8 by themselves
-        with under(None):
-            self._results = [values_of(each).astype("float64") for each in Program(*plain)(batch)]
 
-    def make(self, wide: Collection[str] = (), policy: Policy | None = None) -> Made:
-        """Convert the network with all layers in INT8 but some."""
-        layers = frozenset(self.layers).difference(wide)
-        int8 = (Int8(self._calibration, layers, self._apart, NDArrayWeights(self.network.arrays), self.network.symbol)
-                if layers else None)
-        return _converted(self.network, policy or self.network.policy, int8)
+def prepared(network: Network) -> Plain:
+    """Return a network as all its conversions begin, BatchNorm folded."""
+    graph, weights = to_graph(network.symbol), NDArrayWeights(network.arrays)
+    analyse_network(network.symbol, graph, weights, {}, {})
+    passes.run(graph, Context.of(graph, _in_fp32(network.policy), facts=Facts(recorded=False), weights=weights))
+    return Plain(from_graph(graph, network.symbol), weights.arrays)
 
-    def leave_out_wrong(self) -> None:
-        """Keep what is wrong in INT8 out of it: MXNet's operators are measured one by one."""
-        made = self.make()
-        if made.int8 is None:
-            return
-        self.errors = errors(made.int8, self._plain, self.batch)
-        wrong = {name: error for name, error in self.errors.items() if error > WRONG}
-        without = {name: "the range of its data or result is unknown or zero" for name in self.layers
-                   if name not in self.errors}
-        self.reasons.update(without)
-        self.reasons.update((name, f"its result in INT8 is {error:.0%} off") for name, error in wrong.items())
-        self._apart |= wrong.keys() - set(self.layers)
-        self.layers = [name for name in self.layers if name not in self.reasons]
 
-    def error(self, made: Made) -> float:
-        """Return the relative error of the worst output."""
-        with under(None):
-            found = Program(made.symbol, made.arrays)(self.batch)
-        return max(relative_error([(wide, values_of(cast_arrays(each, FLOAT32)))])
-                   for wide, each in zip(self._results, found))
-
-    def recorded(self, made: Made, reasons: Mapping[str, str] | None = None,
-                 trials: Sequence[Mapping[str, Any]] = ()) -> Made:
-        """Return a converted network with the record of what runs in INT8, and why others do not."""
-        reasons, layers = {**self.reasons, **(reasons or {})}, made.int8.layers if made.int8 else frozenset()
-        record = replace(made.record, int8=tuple(sorted(layers)), wide=reasons, error=self.error(made),
-                         layer_errors={name: self.errors[name] for name in sorted(layers)}, trials=tuple(trials))
-        return replace(made, symbol=with_record(made.symbol, record, self._notes(record)), record=record)
-
-    def _notes(self, record: Conversion) -> dict[str, str]:
-        """Say of every layer why it runs in what it runs in."""
-        return {**record.wide, **{name: f"in INT8: by itself {error:.1%} off FP32"
-                                  for name, error in record.layer_errors.items()}}
+def calibrated(options: ConversionOptions, network: Network, plain: Plain) -> tuple[Calibration, Batch]:
+    """Return the ranges that were given, or collect them; and some data to try the network on."""
+    given = options.calib_data
+    if isinstance(given, Calibration):
+        if given.ranges.keys().isdisjoint(node.name for node in to_graph(network.symbol).operators()):
+            raise PolicyError("calib_data: the ranges are of a network with other names: expected those that "
+                              "calibrate() returned for this one, received those of "
+                              f"{some_of(list(given.ranges)) or 'nothing'}. Give a network a prefix to use its ranges "
+                              "in another process")
+        if not all(isinstance(network.example.get(name), mx.nd.NDArray) for name in network.inputs):
+            raise PolicyError("expected data_example with arrays: ranges that were collected before say nothing of the "
+                              "errors of INT8, which are measured on it")
+        return given, {name: network.example[name] for name in network.inputs}
+    batches = batches_of(given, network.inputs, options.calib_batches)
+    first = next(batches, None)
+    if first is None:
+        raise StateError("calib_data gave no batch: expected a loader, an iterator or arrays with some data. A "
+                         "generator that was used before gives nothing: make a new one")
+    return collect(*plain, chain([first], batches), options.calib_mode, options.progress), first
 
 
 class _Search:
-    """Finds the fastest assignment that keeps a metric, or an error of the outputs."""
+    """Finds the fastest assignment that keeps a metric, or an error of the outputs, among layers right in INT8."""
 
-    def __init__(self, assignment: _Assignment, request: Request, build: Build, bar: Any):
-        self._assignment, self._request, self._build, self._bar = assignment, request, build, bar
-        self._end = time.monotonic() + request.time_limit
+    bar: Any
+
+    def __init__(self, network: Network, options: ConversionOptions, build: Build):
+        self._network, self._options, self._build = network, options, build
+        plain = prepared(network)
+        self._calibration, self._batch = calibrated(options, network, plain)
+        with under(None):
+            self._results = [values_of(each).astype("float64") for each in Program(*plain)(self._batch)]
+        if not any(np.isfinite(each).any() for each in self._results):
+            raise StateError("expected a network that gives finite values on the first batch of calib_data, found none "
+                             "in FP32: nothing tells whether INT8 is right. Look for what makes infinities or NaN")
+        layers = layers_of(to_graph(plain.symbol), plain.arrays, network.policy)
+        self._reasons = {name: reason for name, reason in layers.items() if reason}  # why layers are not in INT8
+        self._order = [name for name, reason in layers.items() if not reason]  # layers that may be, the worst first
+        self._wrong: frozenset[str] = frozenset()  # operators between layers that are wrong in INT8
+        self._errors = self._errors_alone(plain)
+        self._order.sort(key=lambda name: -self._errors[name])
+        self._end = time.monotonic() + options.time_limit
         self._trials: list[dict[str, Any]] = []
-        policy = assignment.network.policy
-        fp32 = in_fp32(policy)
-        self._policies = [policy, fp32] if policy.lowers else [policy]
-        self._order = sorted(assignment.layers, key=lambda name: -assignment.errors[name])
+        policy, fp32 = network.policy, _in_fp32(network.policy)
+        self._policies = [policy, fp32] if policy.lowers and not options.only_int8 else [policy]
+        given = options.max_error if options.metric is None else options.budget
+        self._limit = math.inf if given is None else given
         self._reference = 0.0
-        if request.metric is not None:
-            made = assignment.make(self._order, fp32)
+        if options.metric is not None:
+            made = self._made(self._order, fp32)
             self._reference = self._measured(made, self._build(made))
+
+    def _errors_alone(self, plain: Plain) -> dict[str, float]:
+        """Measure MXNet's INT8 operators one by one; keep those that are wrong out of INT8."""
+        made = self._made((), self._network.policy)
+        if made.quantizer is None:
+            return {}
+        errors = made.quantizer.errors(plain, self._batch)
+        wrong = {name: f"its result in INT8 is {error:.0%} off" for name, error in errors.items() if error > WRONG}
+        without = set(self._order).difference(errors)
+        self._reasons.update(dict.fromkeys(without, "the range of its data or result is unknown or zero"), **wrong)
+        self._wrong |= frozenset(wrong).difference(self._order)
+        self._order = [name for name in self._order if name not in self._reasons]
+        return errors
+
+    def _made(self, wide: Collection[str], policy: Policy) -> Made:
+        """Convert the network with all layers in INT8 but some."""
+        layers = frozenset(self._order).difference(wide)
+        if not layers:
+            return _converted(self._network, policy)
+        while True:
+            quantizer = Quantizer(Int8(layers, self._wrong), self._calibration, policy.excluded,
+                                  NDArrayWeights(self._network.arrays), self._network.symbol)
+            made = _converted(self._network, policy, quantizer)
+            wrong = quantizer.wrong_sums() - self._wrong
+            if not wrong:
+                return made
+            self._wrong |= wrong
 
     def fastest(self) -> Made:
         """Return the fastest of what holds: all layers in INT8, as many as may be, or none."""
-        for policy in self._policies[:1] if self._request.only else self._policies:
+        for policy in self._policies:
             found = self._holding(policy)
             if found:
-                wide, made = min(zip(found, self._seconds([made for _, made in found])), key=itemgetter(1))[0]
-                return self._assignment.recorded(made, self._why(wide), self._trials)
-        if self._request.only:
+                with under(None):
+                    runs = [partial(self._run, self._build(made)) for _, made in found]
+                    times = interleaved(runs, _ROUNDS, warm_up=2, of=min)
+                return self._recorded(*min(zip(found, times), key=itemgetter(1))[0])
+        if self._options.only_int8:
             raise StateError(f"with all layers in INT8 the network is not within {self._limit:g} of FP32 (found "
                              f"{self._trials[0]['value']:.4g}): name other types in dtypes, too")
         raise StateError(f"not even FP32 is within {self._limit:g} of itself: the metric differs from run to run. Look "
                          "for random data or random operators in it")
-
-    def _why(self, wide: Sequence[str]) -> dict[str, str]:
-        """Say why layers are not in INT8."""
-        is_exact = math.isinf(self._limit) or self._trials[0]["holds"]
-        return dict.fromkeys(wide, "the network is no faster with it in INT8" if is_exact else
-                             "the network is not accurate enough with it")
 
     def _holding(self, policy: Policy) -> list[_Found]:
         """Return the networks that hold with a type beside INT8: of all layers in INT8, as many as may be, and none."""
@@ -245,7 +230,7 @@ class _Search:
                 found[len(wide)] = self._tried(wide, policy)
             return found[len(wide)] is not None
 
-        if self._request.only:
+        if self._options.only_int8:
             holds(())
             return [each for each in found.values() if each is not None]
         wide = fewest(self._order, holds)
@@ -255,10 +240,10 @@ class _Search:
 
     def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""
-        is_last = self._request.only or (policy is self._policies[-1] and len(wide) == len(self._order))
+        is_last = self._options.only_int8 or (policy is self._policies[-1] and len(wide) == len(self._order))
         if time.monotonic() > self._end and not is_last:
             return None
-        made = self._assignment.make(wide, policy)
+        made, count = self._made(wide, policy), len(self._order) - len(wide)
         block = self._build(made)
         try:
             with under(None):
@@ -267,49 +252,81 @@ class _Search:
             value = self._measured(made, block)
         except mx.MXNetError as error:  # of shapes that its INT8 operators cannot run
             value = math.nan
-            warn(f"MXNet cannot run the network with {len(self._order) - len(wide)} layers in INT8: "
-                 f"{first_line(error)}")
+            warn(f"MXNet cannot run the network with {count} layers in INT8: {first_line(error)}")
         loss = value - self._reference
-        lost = -loss if self._request.metric is not None and self._request.greater_is_better else loss
-        held = lost <= self._limit
-        self._trials.append({"int8": len(self._order) - len(wide), "beside": policy.target_dtype, "value": value,
-                             "holds": held})
-        self._bar.update()
-        self._bar.set_postfix_str(f"{len(wide)} of {len(self._order)} layers in {policy.target_dtype}: {value:.4g}")
+        lost = -loss if self._options.metric is not None and self._options.greater_is_better else loss
+        held = lost <= self._limit and math.isfinite(value)
+        self._trials.append({"int8": count, "beside": policy.target_dtype, "value": value, "holds": held})
+        self.bar.update()
+        self.bar.set_postfix_str(f"{len(wide)} of {len(self._order)} layers in {policy.target_dtype}: {value:.4g}")
         return (wide, made) if held else None
-
-    @property
-    def _limit(self) -> float:
-        given = self._request.max_error if self._request.metric is None else self._request.budget
-        return math.inf if given is None else given
 
     def _measured(self, made: Made, block: HybridBlock) -> float:
         """Return the metric of a network, or the error of its outputs."""
-        if self._request.metric is None:
-            return self._assignment.error(made)
-        value = _metric_of(self._request.metric, block)
+        if self._options.metric is None:
+            return self._error(made)
+        value = _metric_of(self._options.metric, block)
         if not math.isfinite(value):
             raise StateError(f"metric: expected a finite number, received {value!r} for the network in "
                              f"{made.record.summary()}")
         return value
 
+    def _error(self, made: Made) -> float:
+        """Return the relative error of the worst output."""
+        with under(None):
+            found = Program(made.symbol, made.arrays)(self._batch)
+        return max(relative_error([(wide, values_of(cast_arrays(each, FLOAT32)))])
+                   for wide, each in zip(self._results, found))
+
     def _run(self, block: HybridBlock) -> None:
         """Run a network as it is to be served."""
-        block(*self._assignment.batch.values())
+        block(*self._batch.values())
         mx.nd.waitall()
 
-    def _seconds(self, networks: Sequence[Made]) -> list[float]:
-        """Measure networks in turns."""
-        with under(None):
-            return interleaved([partial(self._run, self._build(made)) for made in networks], _ROUNDS, warm_up=2, of=min)
+    def _recorded(self, wide: Sequence[str], made: Made) -> Made:
+        """Return a converted network with the record of what runs in INT8, and why others do not."""
+        layers = sorted(made.quantizer.int8.layers) if made.quantizer else []
+        reason = ("the network is no faster with it in INT8" if self._trials[0]["holds"] else
+                  "the network is not accurate enough with it")
+        record = replace(made.record, int8=tuple(layers), wide={**self._reasons, **dict.fromkeys(wide, reason)},
+                         error=self._error(made), layer_errors={name: self._errors[name] for name in layers},
+                         trials=tuple(self._trials))
+        notes = {**record.wide, **{name: f"in INT8: by itself {error:.1%} off FP32"
+                                   for name, error in record.layer_errors.items()}}
+        graph = to_graph(made.symbol)
+        for node in graph.operators():
+            names = [node.name, node.name.replace(MADE, "", 1), *decided_in(node)]
+            told = next((notes[name] for name in names if name in notes), None)
+            node.attrs = node.attrs if told is None else {**node.attrs, NOTE: told}
+        record.write(graph)
+        symbol = with_lasting_casts(from_graph(graph, made.symbol), needed=True)
+        return replace(made, symbol=symbol, record=record)
 
 
 def _metric_of(metric: Any, net: HybridBlock) -> float:
     """Measure a network by a function, or by a metric of MXNet's and a loader of data and labels."""
     if not isinstance(metric, (list, tuple)):
-        return float(metric(net))
+        return _number(metric(net))
     judge, loader = metric
     judge.reset()
-    for data, label in loader:
-        judge.update([label], [net(data)])
-    return float(judge.get()[1])
+    if isinstance(loader, mx.io.DataIter):
+        loader.reset()
+    for batch in loader:
+        is_batch = isinstance(batch, mx.io.DataBatch)
+        data, labels = (batch.data, batch.label) if is_batch else ([each] for each in batch)
+        count = len(data[0]) - (batch.pad or 0 if is_batch else 0)  # samples that fill the last batch do not count
+        found = net(*data)
+        judge.update(*([each[:count] for each in given] for given in
+                       (labels, found if isinstance(found, (list, tuple)) else [found])))
+    return _number(judge.get())
+
+
+def _number(value: Any) -> float:
+    """Return what a metric gave as a number: of EvalMetric.get the value beside the name."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        value = value[1]
+    if isinstance(value, (mx.nd.NDArray, np.ndarray)) and value.size == 1:
+        value = value.item() if isinstance(value, np.ndarray) else value.asnumpy().item()
+    if not isinstance(value, Real):
+        raise TypeError(expected("a number as the result of metric", "result", value))
+    return float(value)

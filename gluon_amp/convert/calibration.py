@@ -5,7 +5,6 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
@@ -13,15 +12,14 @@ import numpy as np
 
 from .. import checks
 from .._mxnet import quantizer
+from .._mxnet.arrays import values_of
 from .._mxnet.invoke import Program
-from .._mxnet.symbols import first_line, from_graph, to_graph
+from .._mxnet.symbols import first_line, to_graph
 from ..errors import GraphError, PolicyError, StateError, expected
 from ..files import replacing
-from ..graph import Entry, Graph, Node
 from ..progress import progress_bar
 from ..state.in_force import under
 
-MODES = ("naive", "entropy")
 _FORMAT = "gluon_amp calibration 1"
 _ROWS = 32  # of a file's arrays that make a batch
 Batch = Mapping[str, mx.nd.NDArray]
@@ -33,25 +31,26 @@ class Calibration:
 
     :func:`gluon_amp.calibrate` makes it, and conversions take it as ``calib_data``.
 
-    Attributes
-    ----------
-    ranges : mapping of str to (float, float)
-        By the names of the operators that give them, and of the data: the least and the largest value that INT8 is to
-        hold.
-    mode : {'naive', 'entropy'}
-        How ranges were chosen: all values, or those that lose least information.
-    batches : int
-        On how many batches.
-
     Examples
     --------
     >>> Calibration({'data': (-1.0, 1.0)}, 'naive', 1).ranges['data']
     (-1.0, 1.0)
     """
 
+    # The least and the largest value that INT8 is to hold, by the names of the operators that give them, and of data.
     ranges: Mapping[str, tuple[float, float]]
-    mode: str
-    batches: int
+    mode: str  # how ranges were chosen: 'naive' for all values, 'entropy' for those that lose least information
+    batches: int  # on how many batches
+
+    @staticmethod
+    def key(name: str, output: int) -> str:
+        """Return the name of a tensor among the ranges, by that of its operator."""
+        return f"{name}:{output}" if output else name
+
+    def range_of(self, tensor: str) -> tuple[float, float] | None:
+        """Return the range of a tensor; None where it is not known, or INT8 cannot hold it."""
+        found = self.ranges.get(tensor)
+        return found if found and all(map(math.isfinite, found)) and any(found) else None
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the ranges to a JSON file, whole or not at all."""
@@ -60,15 +59,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Calibration:
-        """Read a file of :meth:`save`.
-
-        Raises
-        ------
-        OSError
-            The file cannot be read.
-        PolicyError
-            It holds no ranges.
-        """
+        """Read a file of :meth:`save`; raise PolicyError where it holds no ranges."""
         try:
             with open(path, encoding="utf-8") as file:
                 raw = json.load(file)
@@ -80,28 +71,23 @@ class Calibration:
             raise PolicyError(f"{os.fspath(path)!r} is not a file of ranges, as Calibration.save writes it: {error}"
                               ) from error
 
-    def of(self, entry: Entry) -> tuple[float, float] | None:
-        """Return the range of a tensor of the program; None where it is not known, or INT8 cannot hold it."""
-        found = self.ranges.get(key_of(entry))
-        return found if found and all(map(math.isfinite, found)) and any(found) else None
-
 
 def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches: Iterable[Batch], mode: str,
             progress: bool) -> Calibration:
     """Run a prepared FP32 network, and note the ranges of its tensors."""
-    graph, count = to_graph(symbol), 0
-    # MXNet reports what operators give: data gets operators that change nothing.
-    data = {Entry(node).key: Entry(Node("_copy", f"{node.name}_seen", inputs=[Entry(node)]))
-            for node in graph.variables() if node.name not in arrays}
-    names = {name: key_of(entry) for node in graph.operators() for entry in map(partial(Entry, node),
-                                                                                range(node.num_outputs))
-             for name in _reported(entry)}
-    names.update((name, entry.node.inputs[0].node.name) for entry in data.values() for name in _reported(entry))
-    program = Program(from_graph(Graph([*graph.heads, *data.values()], graph.attrs), symbol), arrays)
-    seen = quantizer.Collector(mode, names)
-    program.watch(seen.see)
+    tensors = {told: Calibration.key(node.name, output) for node in to_graph(symbol).operators()
+               for output in range(node.num_outputs) for told in _reported(node.name, output)}
+    collector, program, count = quantizer.Collector(mode == "entropy"), Program(symbol, arrays), 0
+    program.watch(lambda told, array: collector.see(tensors[told], array) if told in tensors else None)
     with under(None), progress_bar(desc="calibrate", unit="batch", shown=progress) as bar:
         for batch in batches:
+            unknown = [name for name, array in batch.items()
+                       if np.dtype(array.dtype).kind == "f" and np.isnan(values_of(array)).any()]
+            if unknown:
+                raise GraphError("calib_data: expected numbers, of which INT8 can learn a range, received NaN in batch "
+                                 f"{count} ({', '.join(unknown)}): leave such samples out")
+            for name, array in batch.items():
+                collector.see(name, array.as_nd_ndarray())
             try:
                 program(batch)
                 mx.nd.waitall()
@@ -111,25 +97,12 @@ def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches:
                                  ) from error
             count += 1
             bar.update()
-    return Calibration({names[name]: span for name, span in seen.ranges().items()}, mode, count)
+    return Calibration(collector.ranges(), mode, count)
 
 
-def key_of(entry: Entry) -> str:
-    """Return what a tensor is called in :attr:`Calibration.ranges`."""
-    return f"{entry.node.name}:{entry.output}" if entry.output else entry.node.name
-
-
-def _reported(entry: Entry) -> tuple[str, ...]:
+def _reported(name: str, output: int) -> list[str]:
     """Return the names that MXNet may report a tensor by."""
-    name, output = entry.node.name, entry.output
-    return (f"{name}_output{output}", f"{name}_{output}", *([f"{name}_output"] if output == 0 else []))
-
-
-def check_mode(mode: object) -> str:
-    """Return a way of choosing ranges."""
-    if mode not in MODES:
-        raise PolicyError(expected(f"one of {', '.join(map(repr, MODES))}", "calib_mode", mode))
-    return str(mode)
+    return [f"{name}_output{output}", f"{name}_{output}", *[f"{name}_output"] * (output == 0)]
 
 
 def batches_of(data: Any, inputs: Sequence[str], limit: int | None = None) -> Iterator[Batch]:

@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from typing import Any, Collection, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 import mxnet as mx
 
@@ -12,53 +13,29 @@ from .. import passes
 from .._machine import keep_freed_memory
 from .._mxnet import quantizer
 from .._mxnet.arrays import NamesOnly, cast_arrays
-from .._mxnet.symbols import dtype_name, from_graph, fuse, to_graph, with_lasting_casts
-from ..dtypes import FLOAT32, INT8, LOW_PRECISION
+from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
+from ..dtypes import FLOAT16, FLOAT32, FLOAT64, INT8, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
-from ..graph import CAST, Consumers, Entry, Graph, Node, Role, cast, redirect, unique_name
-from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, NOTE, REGION, TYPE_FLAGS
-from ..passes import Context, Facts
-from ..rules import Device, Policy
+from ..graph import CAST, MULTICAST, Consumers, Entry, Graph, Node, Role, cast, operator, redirect, unique_name
+from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
+from ..passes import Context, Facts, Int8
+from ..passes.float16 import widen
+from ..rules import Cause, Device, Policy
 from ..session.hooks import watch_symbols
-from .analysis import analyse_network, reason_for_fp32
-from .inputs import shapes_in
-from .int8 import Int8, decided_in
-from .names import name_outputs, name_results
+from .parameters import shapes_in
+
+_LOW_FLAGS = {str(TYPE_FLAGS[dtype]): dtype for dtype in LOW_PRECISION}
+# Why the operators of a network stay in FP32, where none is lowered; the first reason found counts.
+_REASONS = (
+    ((Cause.REGION,), "its operators were made with AMP off, in amp.autocast(enabled=False) or in an excluded block"),
+    ((Cause.EXCLUSION,), "its operators are excluded"),
+    ((Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED), "the given lists of operators leave nothing else"),
+)
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a network was converted.
-
-    Attributes
-    ----------
-    target_dtype : str
-        ``'bfloat16'``, ``'float16'``, or ``'float32'`` for one that was optimised only.
-    operators : int
-        Operators in the converted graph; those in a fused operator count as one.
-    low_precision : int
-        Operators that read low precision.
-    casts : int
-        Casts left in the graph.
-    steps : mapping of str to int
-        Each optimisation that was asked for, and how often it applied.
-    excluded : tuple of str
-        Nodes kept in FP32 on request.
-    version : str
-        Version of gluon_amp.
-    reason : str
-        Why the network stays in FP32; empty where some of it is lowered, and where FP32 was asked for.
-    int8 : tuple of str
-        Layers in INT8.
-    wide : mapping of str to str
-        Layers that might have been in INT8, and why they are not.
-    error : float, optional
-        The relative error of the worst output on some of the data that INT8 was calibrated with.
-    layer_errors : mapping of str to float
-        Relative errors of the layers in INT8, each by itself on FP32 inputs.
-    trials : tuple of dict
-        What a search for the fastest network tried: layers in INT8, the type beside it, what was measured, and whether
-        that is within the budget.
+    """The record of a conversion, which symbols carry as JSON text.
 
     Examples
     --------
@@ -66,24 +43,25 @@ class Conversion:
     'bfloat16: 4 of 10 operators in low precision, 2 casts; fuse 3'
     """
 
-    target_dtype: str
-    operators: int = 0
-    low_precision: int = 0
-    casts: int = 0
-    steps: Mapping[str, int] = field(default_factory=dict)
-    excluded: tuple[str, ...] = ()
-    version: str = ""
-    reason: str = ""
-    int8: tuple[str, ...] = ()
-    wide: Mapping[str, str] = field(default_factory=dict)
-    error: float | None = None
-    layer_errors: Mapping[str, float] = field(default_factory=dict)
+    target_dtype: str  # 'bfloat16', 'float16', or 'float32' for a network that was optimised only
+    operators: int = 0  # in the converted graph; operators in a fused one count as one
+    low_precision: int = 0  # operators that read low precision
+    casts: int = 0  # left in the graph
+    steps: Mapping[str, int] = field(default_factory=dict)  # optimisations asked for, and how often each applied
+    excluded: tuple[str, ...] = ()  # nodes kept in FP32 on request
+    version: str = ""  # of gluon_amp
+    reason: str = ""  # why all of the network stays in FP32; empty elsewhere, and where FP32 was asked for
+    int8: tuple[str, ...] = ()  # layers in INT8
+    wide: Mapping[str, str] = field(default_factory=dict)  # why other layers are not in INT8
+    error: float | None = None  # of the worst output on some of the data that INT8 was calibrated with, relative
+    layer_errors: Mapping[str, float] = field(default_factory=dict)  # of layers in INT8, each alone on FP32 inputs
+    # of a search: layers in INT8, the type beside it, the measured value, and whether it is within the budget
     trials: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def types(self) -> str:
         """The type that the network was converted to, beside INT8 where layers run in that."""
-        return f"int8 and {self.target_dtype}" if self.int8 else self.target_dtype
+        return f"{INT8} and {self.target_dtype}" if self.int8 else self.target_dtype
 
     def summary(self) -> str:
         """Return one line of text."""
@@ -95,99 +73,105 @@ class Conversion:
         steps = ", ".join(f"{name} {count}" for name, count in self.steps.items())
         return f"{self.types}: {layers}{what}{off}" + (f"; {steps}" if steps else "")
 
-    def to_json(self) -> str:
-        """Return the record as JSON text, the form of the symbol attribute."""
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str) -> Conversion:
-        """Read what :meth:`to_json` wrote."""
+        """Read the attribute of a symbol."""
         values: dict[str, Any] = json.loads(text)
         return cls(**{**values, **{name: tuple(values.get(name, ())) for name in ("excluded", "int8", "trials")}})
 
+    def write(self, graph: Graph) -> None:
+        """Write the record on the outputs of a graph."""
+        for node in map(_bearer, graph.heads):
+            node.attrs = {**node.attrs, CONVERSION: json.dumps(asdict(self))}
 
-def conversion_of(graph: Graph) -> Conversion | None:
-    """Return the record that a converted graph carries, None for one that was not converted."""
-    return next((record for record in _records(graph) if record is not None), None)
+
+def _bearer(head: Entry) -> Node:
+    """Return the node that carries the record for an output: custom operators hand their attributes to users' code."""
+    node = head.node
+    while node.op == "Custom" and node.inputs:
+        node = node.inputs[0].node
+    return node
 
 
 def _records(graph: Graph) -> list[Conversion | None]:
     """Return the record of each output: a symbol may be made of others, some of which were converted."""
-    texts = [_bearer(head.node).attrs.get(CONVERSION) for head in graph.heads]
+    texts = [_bearer(head).attrs.get(CONVERSION) for head in graph.heads]
     return [None if text is None else Conversion.from_json(text) for text in texts]
 
 
-def _bearer(head: Node) -> Node:
-    """Return the node that carries the record for an output: custom operators hand their attributes to users' code."""
-    while head.op == "Custom" and head.inputs:
-        head = head.inputs[0].node
-    return head
+def conversion_of(graph: Graph) -> Conversion | None:
+    """Return the record that a converted graph carries, None for one that was not converted."""
+    return next(filter(None, _records(graph)), None)
 
 
-def _earlier(graph: Graph, wanted: str) -> Conversion | None:
-    """Return the record of a network that is converted already; None where that is to be done, to parts at least."""
+def earlier(graph: Graph, wanted: str) -> Conversion | None:
+    """Return the record of a network that is converted to a type already; None where a part of it is not."""
     records = _records(graph)
-    wrong = next((record for record in records if record and record.types != wanted), None)
-    if wrong is not None:
-        raise GraphError(f"the network is already converted to {wrong.types}: to get {wanted} convert the FP32 network "
-                         "that it was made from")
+    for record in filter(None, records):
+        if wanted != (INT8 if wanted == INT8 and record.int8 else record.types):
+            raise GraphError(f"the network is already converted to {record.types}: to get {wanted} convert the FP32 "
+                             "network that it was made from")
     return records[0] if all(records) else None
 
 
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device, example: Mapping[str, Any], *,
-            on_cpu: bool = True, cast_outputs: bool = True, int8: Int8 | None = None
-            ) -> tuple[mx.sym.Symbol, Conversion]:
-    """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is."""
+            on_cpu: bool = True, cast_outputs: bool = True, is_trial: bool = False, int8: Int8 | None = None,
+            quantize: Callable[[Graph, Collection[str]], Graph] | None = None) -> tuple[mx.sym.Symbol, Conversion]:
+    """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is.
+
+    For INT8, ``quantize`` replaces operators of a fused graph, where those between layers have the given names.
+    """
     keep_freed_memory()
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
-    shapes = shapes_in(example, "data_example")
     graph = to_graph(symbol)
-    earlier = _earlier(graph, policy.target_dtype if int8 is None else INT8)
-    if earlier is not None:
-        return symbol, earlier
-    _warn_of_values(weights.not_finite())
+    record = earlier(graph, policy.target_dtype)
+    if record is not None:
+        return symbol, record
+    not_finite = weights.not_finite()
+    if not_finite:
+        warn(f"the network is converted with infinite or NaN values in {some_of(not_finite)}: its results are wrong. "
+             "Convert a checkpoint from before they came up")
     outputs = symbol.list_outputs()
-    analyse_network(symbol, graph, weights, dtypes, shapes)
+    analyse_network(symbol, graph, weights, dtypes, shapes_in(example, "data_example"))
     # A GPU has no fused operators, and imitated types are not oneDNN's.
     has_engine = on_cpu and not device.imitated
-    fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # behind which there are no gradients
-    fusion = fuse if int8 is None else quantizer.fused
-    engine = (lambda given: to_graph(fusion(from_graph(given, symbol)))) if has_engine else None
+    fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # there are no gradients behind them
     context = Context.of(graph, policy, device, facts=Facts(recorded=not fuses), keep_outputs=cast_outputs,
-                         weights=weights, engine=engine, int8=int8)
+                         weights=weights, int8=int8)
     counts = passes.run(graph, context)
     made = _counted(graph, policy, device, counts)
     name_results(graph)
     graph.forget(REGION)
     _say_types(graph, set(dtypes))
-    counts.update(passes.finish(graph, context))
+    if policy.runs("fuse"):
+        fusion = quantizer.fused if quantize else fuse
+        counts["fuse"] = _fuse(graph, context, lambda given: fusion(from_graph(given, symbol)), quantize
+                               ) if has_engine else 0
     record = replace(made, steps={each.name: counts[each.name] for each in passes.PASSES
                                   if each.is_step and each.name in counts})
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
-    _note(graph, record, fuses or bool(counts.get("fuse")))
+    record.write(graph)
+    for node in graph.variables() if fuses or counts.get("fuse") else ():
+        node.attrs = {INFERENCE: "MXNet gives zeros behind fused operators", **node.attrs}
     watch_symbols()
-    if record.reason and policy.lowers and int8 is None:
+    if record.reason and policy.lowers and not is_trial:
         warn(f"the converted network stays in FP32: {record.reason}")
     needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
 
 
-def with_record(symbol: mx.sym.Symbol, record: Conversion, notes: Mapping[str, str]) -> mx.sym.Symbol:
-    """Return a converted symbol that carries another record, and notes on its layers."""
-    graph = to_graph(symbol)
-    for node in graph.operators():
-        told = next((notes[name] for name in decided_in(node) if name in notes), None)
-        if told is not None:
-            node.attrs = {**node.attrs, NOTE: told}
-    for bearer in [_bearer(head.node) for head in graph.heads]:
-        bearer.attrs = {**bearer.attrs, CONVERSION: record.to_json()}
-    return with_lasting_casts(from_graph(graph, symbol), needed=True)
-
-
-def _warn_of_values(names: Sequence[str]) -> None:
-    if names:
-        warn(f"the network is converted with infinite or NaN values in {some_of(names)}: what it computes "
-             "from them is wrong. Convert a checkpoint from before they came up")
+def _fuse(graph: Graph, context: Context, fusion: Callable[[Graph], mx.sym.Symbol],
+          quantize: Callable[[Graph, Collection[str]], Graph] | None) -> int:
+    """Replace a graph by what MXNet's fusion, and its quantizer, make of it; return how many fused operators it has."""
+    if any(FLOAT64 in node.dtypes for node in graph.operators()):
+        return 0  # oneDNN has no kernels for float64
+    between = passes.between(graph)
+    passes.finish(graph, context)
+    made = to_graph(fusion(graph))
+    count = passes.unshield(made)
+    made = quantize(made, between) if quantize else made
+    graph.heads, graph.attrs = made.heads, made.attrs
+    return count
 
 
 def _counted(graph: Graph, policy: Policy, device: Device, counts: Mapping[str, int]) -> Conversion:
@@ -198,15 +182,18 @@ def _counted(graph: Graph, policy: Policy, device: Device, counts: Mapping[str, 
               for node in operators if policy.lowers)
     is_lowered = counts["assign_dtypes"] if device.imitated else low
     return Conversion(policy.target_dtype, len(operators), low, casts, {}, tuple(sorted(policy.excluded)),
-                      metadata.version("gluon_amp"), "" if is_lowered else reason_for_fp32(graph, policy, device))
+                      metadata.version("gluon_amp"), "" if is_lowered else _reason_for_fp32(operators, policy, device))
 
 
-def _note(graph: Graph, record: Conversion, is_fused: bool) -> None:
-    """Write the record on the outputs, and that there are no gradients on the inputs."""
-    for bearer in [_bearer(head.node) for head in graph.heads]:
-        bearer.attrs = {**bearer.attrs, CONVERSION: record.to_json()}
-    for node in graph.variables() if is_fused else ():
-        node.attrs = {INFERENCE: "MXNet gives zeros behind fused operators", **node.attrs}
+def _reason_for_fp32(operators: Sequence[Node], policy: Policy, device: Device) -> str:
+    """Say why a planned graph holds no low precision."""
+    if not policy.lowers:
+        return device.reason
+    causes = {node.decision.cause for node in operators if node.decision is not None}
+    found = next((reason for some, reason in _REASONS if not causes.isdisjoint(some)), None)
+    if found is None and any(FLOAT64 in node.dtypes for node in operators):
+        found = "its tensors are float64, which conversions leave as they are"
+    return found or f"none of its operators gains from {policy.target_dtype}"
 
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:
@@ -217,6 +204,46 @@ def _say_types(graph: Graph, data: Collection[str]) -> None:
         if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading
                 and all(reader.op == CAST or reader.role is Role.IDENTITY for reader in reading)):
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[FLOAT32])}
+
+
+def analyse_network(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[str, str],
+                    shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Write the type and shape of every tensor into a symbol's graph, once low precision in it is taken as FP32."""
+    is_widened = _widened(graph, weights, dtypes)
+    types, variables = weights.dtypes(), graph.variables()
+    for node in variables:  # MXNet cannot infer low precision behind a cast
+        if types.get(node.name) in LOW_PRECISION:
+            node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[types[node.name]])}
+    symbol = from_graph(graph, symbol) if is_widened else symbol
+    untyped = [node.name for node in variables if node.attrs.get(DTYPE, "-1") == "-1" and node.name not in weights]
+    names = {node.name for node in variables}
+    known = {name: dtype for name, dtype in {**types, **dtypes}.items() if name in names}
+    sizes = {name: shape for name, shape in {**weights.shapes(), **shapes}.items() if name in names}
+    try:
+        if FLOAT64 in known.values():  # its data is float64 as well
+            analyse(symbol, graph, known, sizes)
+            known.update((node.name, FLOAT64) for node in variables if node.dtypes == [FLOAT64])
+        floats = {dtype for dtype in known.values() if dtype.startswith(("float", "bfloat"))}
+        analyse(symbol, graph, {**dict.fromkeys(untyped, FLOAT64 if floats == {FLOAT64} else FLOAT32), **known}, sizes)
+    except mx.MXNetError as error:
+        raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}. Give "
+                         "the parameters of this network, and data of the shapes that it takes") from error
+
+
+def _widened(graph: Graph, weights: Any, dtypes: Mapping[str, str]) -> bool:
+    """Take a network in float16, or with parameters in low precision, as one in FP32; tell whether it changed."""
+    if any(CONVERSION in node.attrs for node in graph.nodes()):
+        return False  # a part of it was converted before, and has its types
+    types, variables = weights.dtypes(), graph.variables()
+    has_halves = any(node.attrs.get(DTYPE) == str(TYPE_FLAGS[FLOAT16]) for node in variables)
+    low = [node for node in variables if types.get(node.name) in LOW_PRECISION]
+    for node in low:
+        weights.compute(node.name, CAST, {"dtype": FLOAT32}, [node.name])
+        node.attrs = {key: value for key, value in node.attrs.items() if key != DTYPE}
+    if not has_halves and FLOAT16 not in dtypes.values() and FLOAT16 not in types.values():
+        return bool(low)
+    data = [node.name for node in variables if node.name not in weights and DTYPE not in node.attrs]
+    return bool(widen(graph, {**dict.fromkeys(data if has_halves else (), FLOAT16), **dtypes})) or bool(low)
 
 
 def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tuple[mx.sym.Symbol, dict[str, Any]]:
@@ -233,4 +260,60 @@ def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tu
     return from_graph(graph, symbol), {name: cast_arrays(array, FLOAT32) for name, array in arrays.items()}
 
 
-_LOW_FLAGS = {str(TYPE_FLAGS[dtype]): dtype for dtype in LOW_PRECISION}
+def name_results(graph: Graph) -> None:
+    """Give what gives the program's results the program's names: behind a padded convolution that is the cut."""
+    for node in graph.operators():
+        if node.stands_for and node.inputs[0].node.name == node.stands_for:
+            node.inputs[0].node.name, node.name = graph.new_name(f"{node.stands_for}_padded"), node.stands_for
+
+
+def name_outputs(graph: Graph, wanted: Sequence[str], current: Callable[[], Sequence[str]]) -> None:
+    """Give the outputs of a graph the names they had, where another operator gives them now."""
+    # MXNet appends _output to the name of a node with one output, _out for np.matmul, np.concatenate and their kin, and
+    # _output0, _output1 and so on where there are several.
+    names = {node.name for node in graph.nodes()}
+    joined: dict[str, Node] = {}
+    for _ in range(2):  # a node that makes room for another may have given an output a name
+        for position, (name, other) in enumerate(zip(wanted, current())):
+            several = re.fullmatch(r"(.+)_output(\d+)", name)
+            if name == other:
+                continue
+            if name.endswith("_output"):
+                graph.heads[position] = _carried(graph, position, name[:-len("_output")], names)
+            elif name.endswith("_out") and graph.heads[position].shape != ():
+                head, name = graph.heads[position], name[:-len("_out")]
+                node = operator("_npi_concatenate", name, [head], head, Role.HELPER, num_args=1, axis=0)
+                graph.heads[position] = _with_room(graph, node, name, names)
+            elif several:
+                graph.heads[position] = _carried_jointly(graph, position, several[1], int(several[2]), joined, names)
+
+
+def _carried(graph: Graph, position: int, name: str, names: set[str]) -> Entry:
+    """Return an output under a name; behind a node that gives other outputs too an identity gets it."""
+    head = graph.heads[position]
+    others = [other for place, other in enumerate(graph.heads) if place != position and other.node is head.node]
+    is_shared = head.node.is_variable or head.node.num_outputs > 1 or others
+    return _with_room(graph, operator("_copy", name, [head], head) if is_shared else head.node, name, names)
+
+
+def _carried_jointly(graph: Graph, position: int, name: str, output: int, joined: dict[str, Node],
+                     names: set[str]) -> Entry:
+    """Return an output under a name like those of a node with several outputs."""
+    head = graph.heads[position]
+    if name not in joined:
+        count = max([output + 1, *(node.num_outputs for node in graph.nodes() if node.name == name)])
+        joined[name] = operator(MULTICAST, name, [head] * count, head, num_outputs=count)
+        joined[name].num_outputs = count
+        _with_room(graph, joined[name], name, names)
+    joined[name].inputs[output] = head
+    return Entry(joined[name], output)
+
+
+def _with_room(graph: Graph, owner: Node, name: str, names: set[str]) -> Entry:
+    """Give a node a name, and others that have it another; several outputs that users know by it keep it."""
+    known = {id(head.node) for head in graph.heads if head.node.num_outputs > 1}
+    for node in graph.nodes():
+        if node.name == name and node is not owner and not node.is_variable and id(node) not in known:
+            node.name = unique_name(f"{name}_low", names)
+    owner.name = name
+    return Entry(owner)

@@ -1,15 +1,17 @@
-"""The arguments of a conversion, each read once and under one name."""
+"""The arguments of conversions, each read once and under one name."""
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
 
 from .. import checks, passes
 from .._mxnet.blocks import descendants
+from ..aliases import NO_TUNING
 from ..dtypes import (
     BFLOAT16,
     FLOAT16,
@@ -25,54 +27,196 @@ from ..dtypes import (
 from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
-from ..rules import Device, Policy
+from ..rules import ConditionalOp, Device, Policy
+from ..state.blocks import can_be_target, is_named, is_target
 from ..state.devices import device_supports, of_device, warn_once
-from ..state.exclusions import can_be_target, is_named, is_target
-from ..state.policies import device_policies
-from .assignment import Request
+from ..state.state import device_policies
 
+Names = Optional[Sequence[str]]
+Conditions = Optional[Sequence[ConditionalOp]]
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
-Names = Union[Iterable[str], None]
+MODES = ("naive", "entropy")  # of choosing ranges
 _OFFLINE = "cast_params_offline"
+# Names that mean the same: MXNet's own, but for the first.
+_ALIASES = {"dtype": "target_dtype", "ctx": "device", "cast_optional_params": _OFFLINE}
+# What an argument for INT8 is where it is left out; None where nothing takes its place.
+_INT8 = {"calib_data": None, "calib_mode": MODES[0], "calib_batches": None, "metric": None, "budget": None,
+         "max_error": None, "greater_is_better": True, "dtypes": None, "time_limit": math.inf, "progress": True}
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the arguments of a conversion ask for."""
+@dataclass
+class ConversionOptions:
+    """The keyword arguments of the conversions.
 
-    target_dtype: str | None  # the type to convert to; None takes what the device runs fastest
-    lists: Mapping[str, Any]  # the user's lists of operators, by the names that ``init`` gives them
-    exclude: Exclusions  # what stays in FP32
-    devices: tuple[mx.Context, ...]  # where the network will run; empty when the user leaves that open
-    disabled_passes: frozenset[str]  # the passes that are off
-    cast_outputs: bool  # whether outputs are cast back to FP32
-    int8: Request | None  # what is to run in INT8; None for nothing
+    :func:`convert_hybrid_block`, :func:`convert_model`, :func:`convert_symbol` and :func:`convert_bucketing_module`
+    take them under these names, and some under MXNet's: ``ctx`` is ``device``, ``cast_optional_params`` is
+    ``cast_params_offline``, ``excluded_sym_names`` is ``exclude``. Wrong ones raise TypeError, :class:`PolicyError` or
+    :class:`DTypeError`.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16', 'float32', 'int8'}, numpy dtype or None
+        The low-precision type. None takes the device's fastest; ``'float32'`` optimises without lowering precision.
+        ``'int8'`` lets convolutions and dense layers run in INT8, and the rest as None does; it needs ``calib_data``.
+    target_dtype_ops : list of str, optional
+        The operators that run in ``target_dtype``, in place of the table's own.
+    fp32_ops : list of str, optional
+        Operators forced to FP32, beside those that the table names.
+    conditional_fp32_ops : list of (str, str, list of str), optional
+        Operator, attribute, and the attribute's values that force the operator to FP32.
+    exclude : str, Block, class of blocks, or a sequence of them, optional
+        What stays in FP32: operator nodes or blocks by name, with wildcards, blocks with all that is inside them, and
+        classes of blocks.
+    optimize : 'all', 'none' or sequence of str
+        The optimisations, each exact up to rounding: ``drop_training``, ``fold_batch_norm``, ``fold_padding``,
+        ``shape_operands``, ``align_channels``, ``cast_params_offline`` and ``fuse``. ``'none'`` inserts casts only. The
+        default is each function's own.
+    disable_passes : list of str, optional
+        Graph passes to switch off, of :func:`list_passes`; the optimisations are among them.
+    cast_params_offline : bool, optional
+        Whether parameters that are read in low precision only are stored in it; part of ``optimize`` by default.
+    cast_outputs : bool
+        Whether outputs are FP32. They are left in the type that they are computed in otherwise.
+    device : Context or list of Context, optional
+        Where the converted network is to live: where a block does, or the current context, by default.
+    data_example : NDArray or sequence of NDArray, or dict of str to NDArray or shape, optional
+        Arguments of a call of a block: needed where parameters still wait for their shape, or where the number of
+        arguments cannot be read from the signature. Of a symbol data or shapes by input name, which passes can use.
+    data_names : list of str, optional
+        The inputs of a symbol that are data; labels of losses need no mention.
+    calib_data : DataLoader, DataIter, NDArray, sequence, path or Calibration, optional
+        Data to learn the ranges of values from, which INT8 needs: a hundred examples of what the network is to see.
+        Labels behind the data are left out. A path is that of an ``.npz`` file, or of a directory of them; what
+        :func:`calibrate` returned needs ``data_example`` with arrays beside it.
+    calib_mode : {'naive', 'entropy'}, optional
+        Whether INT8 holds all values that were seen (the default), or the range that loses least information.
+    calib_batches : int, optional
+        How many batches to take; all of them by default.
+    metric : callable, or (EvalMetric, loader), optional
+        Measures a network: it takes a block and returns a number, such as its accuracy on validation data. The fastest
+        assignment of types to layers within ``budget`` of FP32 is searched then.
+    budget : float, optional
+        How much worse than in FP32 the metric may be.
+    max_error : float, optional
+        In place of ``metric``: the most that an output may differ from FP32, as the 2-norm of the difference over that
+        of FP32, on the first batch of ``calib_data``.
+    greater_is_better : bool, optional
+        False for metrics that are to be small, such as a loss.
+    dtypes : sequence of str, optional
+        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out. With ``('int8',)`` all layers that MXNet runs
+        right in INT8 do, also where that is slower.
+    time_limit : float, optional
+        Seconds after which the search ends with what it has found.
+    progress : bool, optional
+        Whether to show progress bars, as by default.
+    """
+
+    target_dtype: Any = None  # behind the checks: the type beside INT8, or the only one; None for the device's fastest
+    target_dtype_ops: Any = None
+    fp32_ops: Any = None
+    conditional_fp32_ops: Any = None
+    exclude: Any = None  # behind the checks: Exclusions
+    optimize: Any = None
+    disable_passes: Any = None  # behind the checks: all passes that are off
+    cast_params_offline: Any = None
+    cast_outputs: bool = True
+    device: Any = None  # behind the checks: a tuple, empty where the user leaves that open
+    data_example: Any = None
+    data_names: Any = None
+    calib_data: Any = None
+    calib_mode: Any = None
+    calib_batches: Any = None
+    metric: Any = None
+    budget: Any = None
+    max_error: Any = None
+    greater_is_better: Any = None
+    dtypes: Any = None
+    time_limit: Any = None
+    progress: Any = None
 
     @classmethod
-    def read(cls, target_dtype: object, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
-             excluded_sym_names: Any, cast_optional_params: bool | None, *, exclude: Any, optimize: Any, device: Any,
-             cast_params_offline: bool | None, cast_outputs: bool, disable_passes: Any,
-             ctx: Any = None, int8: Mapping[str, Any] | None = None) -> Options:
-        """Read the arguments of :func:`gluon_amp.convert_hybrid_block`, which describes them and their errors."""
+    def of(cls, function: str, target_dtype: Any, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
+           excluded_sym_names: Any, cast_optional_params: Any, others: Mapping[str, Any], *,
+           without: Sequence[str] = (), **given: Any) -> ConversionOptions:
+        """Read the arguments of a function: MXNet's, others by name, and what the function gives itself."""
+        known = {each.name for each in fields(cls)}.difference(without)
+        for name in others:
+            if name not in known and name not in _ALIASES:
+                hint = f": {NO_TUNING}" if name == "tuning" else f".{closest(name, known)}"
+                raise TypeError(f"amp.{function} has no argument {name!r}{hint}")
         if isinstance(excluded_sym_names, str):
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
-        lists = {"target_precision_ops": target_dtype_ops, "fp32_ops": fp32_ops,
-                 "conditional_fp32_ops": conditional_fp32_ops}
-        offline = _one_of("cast_optional_params", cast_optional_params, "cast_params_offline", cast_params_offline)
-        devices = _one_of("ctx", _devices("ctx", ctx), "device", _devices("device", device)) or ()
-        target, request = _types(target_dtype, **(int8 or {}))
-        return cls(target, lists, Exclusions.read(exclude, excluded_sym_names), devices,
-                   disabled_passes("all" if optimize is None and request else optimize, offline, disable_passes),
-                   cast_outputs, request)
+        asked = {"target_dtype": target_dtype, "target_dtype_ops": target_dtype_ops, "fp32_ops": fp32_ops,
+                 "conditional_fp32_ops": conditional_fp32_ops, "cast_optional_params": cast_optional_params,
+                 **given, **others}
+        asked["device"] = _devices("device", asked.get("device"))
+        for alias, own in _ALIASES.items():
+            value = asked.pop(alias, None)
+            value = _devices(alias, value) if own == "device" else value
+            if value is not None and asked.get(own) not in (None, value):
+                raise ValueError(f"{alias} and {own} mean the same: expected one of them, received {alias}={value!r} "
+                                 f"and {own}={asked[own]!r}")
+            asked[own] = asked.get(own) if value is None else value
+        asked["exclude"] = [*_listed(asked.get("exclude")), *_listed(excluded_sym_names)]
+        return cls(**asked)
+
+    def __post_init__(self) -> None:
+        self.only_int8 = False  # whether layers that may run in INT8 do, however slow
+        self.is_int8 = self._asks_for_int8()
+        self.target_dtype = self._beside_int8() if self.is_int8 else _target_of(self.target_dtype)
+        self.exclude = Exclusions.of(self.exclude)
+        self.device = () if self.device is None else _devices("device", self.device)
+        optimize = "all" if self.optimize is None and self.is_int8 else self.optimize
+        self.disable_passes = disabled_passes(optimize, self.cast_params_offline, self.disable_passes)
 
     def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> tuple[Policy, Device]:
-        """Return the policy for a network on devices of one kind, and what it depends on of these."""
-        device, chosen = _one_kind(self.target_dtype, devices)
-        kind = f"gpu({device.device_id})" if device.device_type == "gpu" else "cpu"
-        policies = device_policies({kind: chosen}, **self.lists)
+        """Return the policy for a network, and where it runs; raise DTypeError where devices run other types."""
+        chosen = {device: _chosen(self.target_dtype, device) for device in devices}
+        if len({(device.device_type == "gpu", own.dtype) for device, own in chosen.items()}) > 1:
+            told = ", ".join(f"{device} ({own.dtype})" for device, own in chosen.items())
+            raise DTypeError(f"expected devices that run one converted network, received {told}: convert it for each "
+                             "by itself, with device=")
+        kind = f"gpu({devices[0].device_id})" if devices[0].device_type == "gpu" else "cpu"
+        policies = device_policies({kind: chosen[devices[0]]}, target_precision_ops=self.target_dtype_ops,
+                                   fp32_ops=self.fp32_ops, conditional_fp32_ops=self.conditional_fp32_ops)
         policy = replace(policies[kind], excluded=self.exclude.nodes(graph, block), training=False,
-                         disabled_passes=self.disabled_passes)
-        return policy, Device.of(chosen)
+                         disabled_passes=self.disable_passes)
+        return policy, Device.of(chosen[devices[0]])
+
+    def _asks_for_int8(self) -> bool:
+        """Tell whether layers are to run in INT8; check what is asked of that, and fill in what is left out."""
+        given = [name for name in _INT8 if getattr(self, name) is not None]
+        asked = spelling(self.target_dtype) == INT8 or self.calib_data is not None
+        if given and not asked:
+            raise PolicyError(f"{given[0]} is for conversions to INT8: give calib_data, too")
+        vars(self).update({name: value for name, value in _INT8.items() if name not in given})
+        if self.calib_mode not in MODES:
+            raise PolicyError(expected(f"one of {', '.join(map(repr, MODES))}", "calib_mode", self.calib_mode))
+        pair = self.metric if isinstance(self.metric, (list, tuple)) and len(self.metric) == 2 else [None]
+        if self.metric is not None and not (callable(self.metric) or isinstance(pair[0], mx.metric.EvalMetric)):
+            raise PolicyError(expected("a function of a network, or (EvalMetric, loader)", "metric", self.metric))
+        if self.metric is not None and self.max_error is not None:
+            raise PolicyError("expected metric (with budget) or max_error, received both")
+        if (self.metric is None) != (self.budget is None):
+            raise PolicyError("metric and budget belong together: expected what measures a network, and how much worse "
+                              "than in FP32 it may be")
+        for name in ("budget", "max_error"):
+            value = getattr(self, name)
+            if value is not None and not (checks.is_number(value) and 0 <= value < math.inf):
+                raise PolicyError(expected("a number, 0 or above", name, value))
+        checks.above_zero("time_limit", self.time_limit)
+        return asked
+
+    def _beside_int8(self) -> str | None:
+        """Return the type beside INT8."""
+        if self.target_dtype is not None and spelling(self.target_dtype) != INT8:
+            raise PolicyError(expected("'int8', or no type, beside calib_data", "target_dtype", self.target_dtype))
+        others = [normalize(each, "dtypes", or_float32=True) for each in self.dtypes or () if spelling(each) != INT8]
+        low = [each for each in others if each != FLOAT32]
+        if len(low) > 1:
+            raise PolicyError(expected("at most one of 'bfloat16' and 'float16'", "dtypes", self.dtypes))
+        self.only_int8 = self.dtypes is not None and not others
+        return next(iter([*low, *others]), None)
 
 
 def data_may_come_second(function: Callable) -> Callable:
@@ -85,24 +229,6 @@ def data_may_come_second(function: Callable) -> Callable:
     return convert
 
 
-def _types(target: object, dtypes: Iterable[object] | None = None, **given: Any) -> tuple[str | None, Request | None]:
-    """Return the type beside INT8, or the only one, and what is asked of INT8."""
-    named = spelling(target) == INT8
-    known = {name: value for name, value in given.items() if value is not None}
-    if not (named or "calib_data" in known):
-        if known or dtypes is not None:
-            raise PolicyError(f"{next(iter(known), 'dtypes')} is for conversions to INT8: give calib_data, too")
-        return _target_of(target), None
-    others = [normalize(each, "dtypes", or_float32=True) for each in dtypes or () if spelling(each) != INT8]
-    if not named and target is not None:
-        raise PolicyError(expected("'int8', or no type, beside calib_data", "target_dtype", target))
-    low = [each for each in others if each != FLOAT32]
-    if len(low) > 1:
-        raise PolicyError(expected("at most one of 'bfloat16' and 'float16'", "dtypes", dtypes))
-    only = dtypes is not None and not others
-    return next(iter([*low, *others]), None), Request(known.pop("calib_data", None), only=only, **known)
-
-
 def _target_of(value: object) -> str | None:
     if isinstance(value, (mx.nd.NDArray, list, tuple)):  # MXNet 2 takes example data as the second argument
         raise DTypeError(f"expected a data type as target_dtype, received {type(value).__name__}: pass example data as "
@@ -110,64 +236,45 @@ def _target_of(value: object) -> str | None:
     return None if value is None else normalize(value, or_float32=True)
 
 
-def _one_of(first: str, value: Any, second: str, other: Any) -> Any:
-    """Return an argument that has two names; raise ValueError where they contradict each other."""
-    if value is not None and other is not None and value != other:
-        raise ValueError(f"{first} and {second} mean the same: expected one of them, received {first}={value!r} and "
-                         f"{second}={other!r}")
-    return other if value is None else value
-
-
 def _devices(name: str, value: Any) -> tuple[mx.Context, ...] | None:
     return None if value is None else tuple(checks.one_or_several(name, value, mx.Context, "a Context"))
 
 
-def _one_kind(target: str | None, devices: Sequence[mx.Context]) -> tuple[mx.Context, Support]:
-    """Return the first device and how it runs; raise DTypeError where another runs another type, or other graphs."""
-    chosen = {device: _chosen(target, device) for device in devices}
-    if len({(device.device_type == "gpu", own.dtype) for device, own in chosen.items()}) > 1:
-        told = ", ".join(f"{device} ({own.dtype})" for device, own in chosen.items())
-        raise DTypeError(f"expected devices that run one converted network, received {told}: convert it for each by "
-                         "itself, with device=")
-    return devices[0], chosen[devices[0]]
-
-
 def _chosen(target: str | None, device: mx.Context) -> Support:
-    """Return how a device runs a type, which need not be one that this machine's device runs."""
+    """Return how a device runs a type, or another machine's device of its kind where this one's does not."""
     kind = "gpu" if device.device_type == "gpu" else "cpu"
     here = of_device(device, device_supports()) or cuda_support(None)
     chosen = here if target is None else _as_run(target, kind, here)
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
                          "kernels for it. Leave the type out to get the best one")
-    warning = _drawback(str(target), chosen, here)
-    if warning is not None:
-        warn_once(warning)
+    drawback = _drawback(str(target), chosen, here)
+    if drawback:
+        warn_once(drawback)
     return chosen
 
 
-def _drawback(dtype: str, chosen: Support, here: Support) -> str | None:
-    """Say that this machine runs a network slower than FP32, or not at all; None where it does well."""
-    if chosen is FOREIGN_BFLOAT16:
-        return f"the {dtype} network cannot run on this machine, where {here.reason}: {chosen.reason}"
-    if chosen.native:
-        return None
-    return f"the {dtype} network will be slower on this machine than one converted in float32: {chosen.reason}"
-
-
-def _as_run(target: str, device_type: str, here: Support) -> Support | None:
+def _as_run(target: str, kind: str, here: Support) -> Support | None:
     """Return how a device runs a type, or another machine's device of its kind where this one's does not."""
-    foreign = {FLOAT16: cuda_support(None)} if device_type == "gpu" else {BFLOAT16: FOREIGN_BFLOAT16,
-                                                                          FLOAT16: IMITATED_FLOAT16}
+    foreign = {FLOAT16: cuda_support(None)} if kind == "gpu" else {BFLOAT16: FOREIGN_BFLOAT16,
+                                                                   FLOAT16: IMITATED_FLOAT16}
     return here.requested(target) or foreign.get(target)
 
 
-def drawback_here(dtype: str) -> str | None:
-    """Say that this machine runs files of a type slower than FP32, or not at all; None where it does well."""
+def _drawback(dtype: str, chosen: Support, here: Support) -> str:
+    """Say that this machine runs a network slower than FP32, or not at all; nothing where it does well."""
+    if chosen is FOREIGN_BFLOAT16:
+        return f"the {dtype} network cannot run on this machine, where {here.reason}: {chosen.reason}"
+    return "" if chosen.native else (f"the {dtype} network will be slower on this machine than one converted in "
+                                     f"float32: {chosen.reason}")
+
+
+def drawback_here(dtype: str) -> str:
+    """Say that this machine runs files of a type slower than FP32, or not at all; nothing where it does well."""
     supports = device_supports()
     cpu = supports["cpu"]
     if any(each.dtype == dtype for each in supports.values()):
-        return None
+        return ""
     if dtype == FLOAT16:
         return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
     return _drawback(dtype, _as_run(dtype, "cpu", cpu) or cpu, cpu)
@@ -179,10 +286,6 @@ def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: b
     disabled = passes.checked(disable_passes)
     if cast_params_offline and _OFFLINE in disabled:
         raise PolicyError(f"disable_passes: {_OFFLINE!r} is switched off, and asked for by {_OFFLINE}=True")
-    return frozenset(set(STEPS) - _named_steps(optimize, cast_params_offline)) | disabled
-
-
-def _named_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool | None) -> set[str]:
     named: set[str] | None
     if isinstance(optimize, Iterable) and not isinstance(optimize, str):
         named = set(optimize)
@@ -194,7 +297,7 @@ def _named_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool
                           + closest(wrong, STEPS))
     if cast_params_offline is not None:
         named = named | {_OFFLINE} if cast_params_offline else named - {_OFFLINE}
-    return named
+    return frozenset(set(STEPS) - named) | disabled
 
 
 @dataclass(frozen=True)
@@ -205,9 +308,9 @@ class Exclusions:
     blocks: tuple[Any, ...] = ()  # blocks, and classes of blocks
 
     @classmethod
-    def read(cls, *arguments: Any) -> Exclusions:
+    def of(cls, argument: Any) -> Exclusions:
         """Read names, blocks, classes of blocks, policies for what they exclude, and sequences of such."""
-        targets = [target for argument in arguments for target in _listed(argument)]
+        targets = list(_listed(argument))
         for target in targets:
             if not can_be_target(target):
                 raise PolicyError(expected("names of nodes or blocks, blocks, or classes of blocks", "exclude", target))

@@ -137,6 +137,8 @@ class Recording:
         heads = [array for array in self.losses or self.outputs if is_recorded(array)]
         if heads:
             autograd.backward(heads)
+            for _, _, running in self._graphs:
+                running.check()
         self.other_milliseconds += self._lap(())  # of operators outside of graphs
 
     def match(self) -> None:

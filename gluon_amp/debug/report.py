@@ -17,10 +17,10 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.engine import Stopwatch
 from .._mxnet.symbols import dtype_name, input_dtypes, of_inputs
 from ..aliases import answers
-from ..convert.inputs import check_names, shapes_in
+from ..convert import check_names, shapes_in
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
 from ..errors import GraphError, expected
-from ..graph.decision import WISHES
+from ..graph import WISHES
 from ..plan.cached_op import RewritingCachedOp
 from ..state.in_force import in_force
 from .recording import Recording, arguments_of, make_ready, record, unchanged

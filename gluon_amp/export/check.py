@@ -1,98 +1,184 @@
 """Compare an ONNX model with the network that it was made from, in onnxruntime on the CPU.
 
 Where a network sorts or compares (``topk``, the suppression of boxes, ``x == maximum``), a difference in the last bit
-decides. There what is decided upon is compared, and not what comes of it.
+decides. There both read the values that MXNet computes, and go on from MXNet's decision, through inputs of their own:
+
+    x -> topk -> y        becomes        x -> output;  x_given -> topk -> output;  topk_given -> y
+
+On a CPU onnxruntime computes float16 models in FP32 from node to node, where nothing overflows. A model for checking
+rounds to float16 behind every node.
 """
 from __future__ import annotations
 
-from typing import Any, Container, Mapping, NamedTuple, Sequence
+from typing import Any, Container, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from .._mxnet.invoke import Program
+from .._mxnet.mx2onnx import Exported
 from .._mxnet.symbols import from_graph
 from ..errors import GraphError
-from ..graph import Entry, Graph
+from ..graph import VARIABLE, Entry, Graph, Node
 from ..judging import relative_error
-from .packages import onnx_package, runtime_package
+from .precision import onnx_package, package
 
-# What sorts, counts or compares: of ``broadcast_`` too, and of a tensor with a number.
+# Operators that decide by order, and which among equal values is anybody's choice.
+_SORTING = frozenset({"topk", "sort", "argsort", "argmax", "argmax_channel", "argmin", "_npi_argmax", "_npi_argmin",
+                      "_contrib_box_nms", "_contrib_bipartite_matching", "_contrib_Proposal",
+                      "_contrib_MultiBoxDetection"})
+# Others that decide: of ``broadcast_`` too, and of a tensor with a number.
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "less", "less_equal")
-_DECIDING = frozenset({
-    "topk", "sort", "argsort", "argmax", "argmax_channel", "argmin", "_npi_argmax", "_npi_argmin", "_contrib_box_nms",
-    "_contrib_bipartite_matching", "_contrib_Proposal", "_contrib_MultiBoxDetection", "floor", "ceil", "round", "rint",
-    "fix", "trunc", "sign", *(form.format(name) for name in _COMPARISONS for form in
-                              ("_{}", "broadcast_{}", "_{}_scalar", "_npi_{}", "_npi_{}_scalar"))})
+_DECIDING = _SORTING.union(
+    ("floor", "ceil", "round", "rint", "fix", "trunc", "sign"),
+    (form.format(name) for name in _COMPARISONS
+     for form in ("_{}", "broadcast_{}", "_{}_scalar", "_npi_{}", "_npi_{}_scalar")))
+_GIVEN = "_given"
 
 
-class Compared(NamedTuple):
-    """A tensor that both give."""
+class Comparison:
+    """The tensors that both compute, and MXNet's programs for them."""
 
-    name: str  # in ONNX
-    entry: Entry  # in the graph
+    def __init__(self, symbol: mx.sym.Symbol, graph: Graph, made: Exported, arrays: Mapping[str, mx.nd.NDArray]):
+        self._deciding = _deciding(graph, arrays)
+        named = {made.values[node.name, output]: Entry(node, output) for node in graph.operators()
+                 for output in range(node.num_outputs) if (node.name, output) in made.values}
+        read = {entry.key for node in self._deciding.values() for entry in node.inputs}
+        # By their names in ONNX: what is decided upon, and decisions.
+        self._given = {name: entry for name, entry in named.items() if entry.key in read}
+        self._decisions = {name: entry for name, entry in named.items() if entry.node.name in self._deciding}
+        self.outputs = [each.name for each in made.model.graph.output]
+        self._heads = {**self._given, **self._decisions, **dict(zip(self.outputs, graph.heads))}
+        self._before = Program(from_graph(Graph(list(self._given.values()), graph.attrs), symbol), arrays
+                               ) if self._given else None
+        apart = graph.copy()
+        nodes = {node.name: node for node in apart.operators()}
+        given = {entry.key: Entry(Node(VARIABLE, name + _GIVEN)) for name, entry in self._given.items()}
+        for name, node in self._deciding.items():
+            nodes[name].inputs = [given.get(old.key, new) for old, new in zip(node.inputs, nodes[name].inputs)]
+        heads = [Entry(nodes[entry.node.name], entry.output) for entry in self._heads.values()]
+        self._program = Program(from_graph(Graph(heads, graph.attrs), symbol), arrays)
+        self.model = self._apart(made)
+
+    def _apart(self, made: Exported) -> Any:
+        """Return a copy of a model in which deciding operators, and the users of decisions, read other inputs."""
+        onnx = onnx_package()
+        inferred = onnx.shape_inference.infer_shapes(made.model).graph
+        types = {each.name: each.type.tensor_type.elem_type for each in [*inferred.value_info, *inferred.output]}
+        model = onnx.ModelProto()
+        model.CopyFrom(made.model)
+        self._types = {}
+        for node in model.graph.node:
+            moved = self._given if made.origin.get(node.output[0]) in self._deciding else self._decisions
+            for position, name in enumerate(node.input):
+                if name in moved:
+                    node.input[position] = name + _GIVEN
+                    self._types[name + _GIVEN] = types[name]
+        model.graph.input.extend(onnx.helper.make_tensor_value_info(name, kind, None)
+                                 for name, kind in self._types.items())
+        return model
+
+    def errors(self, model: Any, checked: Any, data: Mapping[str, mx.nd.NDArray], is_low: bool) -> dict[str, float]:
+        """Return how far a model, and that for checking, are from MXNet, by the names of tensors."""
+        # onnxruntime first, where an error is one: MXNet may end the process where a batch does not fit.
+        arrays = {name: array.asnumpy() for name, array in data.items()}
+        found = dict(zip(self.outputs, run(model, self.outputs, arrays)))
+        given = [] if self._before is None else [each.asnumpy() for each in self._before(data)]
+        given = list(map(_rounded, given)) if is_low else given  # so that both decide upon the same numbers
+        fed = {name + _GIVEN: mx.nd.array(each, dtype=each.dtype) for name, each in zip(self._given, given)}
+        wanted = dict(zip(self._heads, (each.asnumpy() for each in self._program({**data, **fed}))))
+        for name in self.outputs:
+            if wanted[name].size and not np.isfinite(wanted[name]).any():
+                raise GraphError("expected data_example for which the network gives numbers, received some for which "
+                                 f"none of {name!r} is finite: nothing can be compared")
+        to_numpy = onnx_package().helper.tensor_dtype_to_np_dtype
+        values = {**{name + _GIVEN: each for name, each in wanted.items()}, **dict(zip(fed, given))}
+        arrays.update((name, values[name].astype(to_numpy(kind))) for name, kind in self._types.items())
+        found.update((name, each) for name, each in zip(self._heads, run(checked, list(self._heads), arrays))
+                     if name not in found or found[name].shape == wanted[name].shape)
+        errors = {name: error(each, found[name]) for name, each in wanted.items()}
+        return {name: each for name, each in errors.items()
+                if not (each and self._is_anybodys(self._heads[name], values))}
+
+    def _is_anybodys(self, entry: Entry, values: Mapping[str, np.ndarray]) -> bool:
+        """Tell whether a tensor is a choice among equal values."""
+        node = self._deciding.get(entry.node.name)
+        if node is None or node.op not in _SORTING:
+            return False
+        read = {other.key for other in node.inputs}
+        return any(np.unique(values[name + _GIVEN]).size < values[name + _GIVEN].size
+                   for name, other in self._given.items() if other.key in read)
 
 
-def compared(graph: Graph, outputs: Sequence[str], values: Mapping[tuple[str, int], str],
-             parameters: Container[str]) -> list[Compared]:
-    """Return what is to be compared: outputs, and what is decided upon in the place of those behind that."""
-    computed: set[int] = set()  # from parameters, with rounding
-    behind: set[int] = set()
-    before: dict[str, Compared] = {}
+def _deciding(graph: Graph, parameters: Container[str]) -> dict[str, Node]:
+    """Return the operators that decide upon tensors computed with rounding, by name."""
+    computed: set[int] = set()  # from parameters
+    found = {}
     for node in graph.nodes():
-        if any(id(entry.node) in computed for entry in node.inputs) or node.name in parameters:
+        read = [entry.node for entry in node.inputs if id(entry.node) in computed]
+        if read or node.name in parameters:
             computed.add(id(node))
-        read = [entry for entry in node.inputs if id(entry.node) in computed and not entry.node.is_variable]
-        decides = node.op in _DECIDING and bool(read)
-        if decides or any(id(entry.node) in behind for entry in node.inputs):
-            behind.add(id(node))
-        for entry in read if decides else ():
-            if id(entry.node) not in behind:
-                name = values[entry.node.name, entry.output]
-                before[name] = Compared(name, entry)
-    found = [Compared(name, head) for name, head in zip(outputs, graph.heads) if id(head.node) not in behind]
-    return found + [each for each in before.values() if each.name not in outputs]
+        if node.op in _DECIDING and not all(other.is_variable for other in read):
+            found[node.name] = node
+    return found
 
 
-class Reference:
-    """What the network gives in FP32, in MXNet."""
-
-    def __init__(self, symbol: mx.sym.Symbol, graph: Graph, arrays: Mapping[str, mx.nd.NDArray],
-                 what: Sequence[Compared]) -> None:
-        heads, graph.heads = graph.heads, [each.entry for each in what]
-        self._program = Program(from_graph(graph, symbol), arrays)
-        graph.heads = heads
-
-    def __call__(self, data: Mapping[str, mx.nd.NDArray]) -> list[np.ndarray]:
-        """Run it."""
-        return [each.asnumpy() for each in self._program(data)]
+def _rounded(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float16).astype(values.dtype) if values.dtype == np.float32 else values
 
 
-def found(model: Any, what: Sequence[Compared], data: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Return what onnxruntime gives on the CPU."""
-    onnx, runtime = onnx_package(), runtime_package()
+def rounding(model: Any) -> Any:
+    """Return a model that computes what another does with FP32 arithmetic, and float16 rounding behind each node."""
+    onnx = onnx_package()
+    float16, float32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    types = {each.name: each.type.tensor_type.elem_type
+             for each in [*inferred.input, *inferred.value_info, *inferred.output]}
+    types.update((each.name, each.data_type) for each in model.graph.initializer)
+    nodes, raised = [], {}
+    for node in model.graph.node:
+        after = []
+        if node.op_type != "Cast":
+            for position, name in enumerate(node.input):
+                if types.get(name) == float16:
+                    if name not in raised:
+                        raised[name] = f"{name}_raised"
+                        nodes.append(onnx.helper.make_node("Cast", [name], [raised[name]], to=float32))
+                    node.input[position] = raised[name]
+            for position, name in enumerate(node.output):
+                if types.get(name) == float16:
+                    node.output[position] = f"{name}_wide"
+                    after.append(onnx.helper.make_node("Cast", [f"{name}_wide"], [name], to=float16))
+        nodes += [node, *after]
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.node[:], made.graph.value_info[:]
+    made.graph.node.extend(nodes)
+    return made
+
+
+def run(model: Any, names: Sequence[str], data: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Return what onnxruntime gives on the CPU for these tensors."""
+    onnx, runtime = onnx_package(), package("onnxruntime")
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     given = {each.name for each in model.graph.output}  # onnxruntime knows the types of others
-    watched.graph.output.extend(onnx.ValueInfoProto(name=each.name) for each in what if each.name not in given)
+    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in given)
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # errors are raised
     try:
         session = runtime.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        feed = {each.name: _fitting(data[each.name], each.type) for each in session.get_inputs()}
-        return list(session.run([each.name for each in what], feed))
+        feed = {each.name: data[each.name].astype(np.float16) if each.type == "tensor(float16)" else data[each.name]
+                for each in session.get_inputs()}
+        return list(session.run(list(names), feed))
     except Exception as error:  # onnxruntime's own classes
         told = " ".join(str(error).split())[:500]
         raise GraphError(f"onnxruntime cannot run the exported network: {told}") from error
 
 
-def _fitting(values: np.ndarray, kind: str) -> np.ndarray:
-    """Return data in the type that the model takes."""
-    return values.astype(np.float16) if kind == "tensor(float16)" else values
-
-
 def error(wanted: np.ndarray, actual: np.ndarray) -> float:
-    """Return the 2-norm of the difference over that of what is wanted."""
-    if wanted.shape != actual.shape:
+    """Return the 2-norm of the difference over that of the wanted values; infinite where others are not finite."""
+    odd = ~np.isfinite(wanted)
+    if wanted.shape != actual.shape or not np.array_equal(wanted[odd], actual[odd], equal_nan=bool(odd.any())):
         return float("inf")
     return relative_error([(wanted.astype(np.float64), actual.astype(np.float64))])

@@ -11,13 +11,9 @@ from mxnet.gluon import HybridBlock
 from .. import checks, passes
 from .._mxnet import blocks, mx2onnx
 from .._mxnet.arrays import NDArrayWeights, cast_arrays, wait_for_statistics
-from .._mxnet.symbols import dtype_name, from_graph, to_graph
+from .._mxnet.symbols import dtype_name, first_line, from_graph, infer_shapes, to_graph
 from ..aliases import also
-from ..convert.analysis import analyse_network
-from ..convert.convert import conversion_of
-from ..convert.inputs import as_example, flat, traced_block
-from ..convert.int8 import uniquely_named
-from ..convert.options import Names, Options
+from ..convert import ConversionOptions, analyse_network, as_example, conversion_of, flat, traced_block, uniquely_named
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
 from ..errors import DTypeError, GraphError, PolicyError, expected
 from ..files import replacing
@@ -25,34 +21,13 @@ from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
 from ..passes import Context
 from ..rules import Policy
 from . import check, precision
-from .packages import onnx_package
 
 MAX_ERRORS = {FLOAT32: 1e-4, FLOAT16: 1e-2}  # of outputs, relative
 
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """What was exported.
-
-    Attributes
-    ----------
-    path : str
-        The file.
-    target_dtype : str
-        ``'float16'`` or ``'float32'``.
-    opset : int
-        Version of ONNX's operators.
-    operators : int
-        Nodes of the graph, casts included.
-    low_precision : int
-        MXNet's operators that run in float16.
-    casts : int
-        Casts between float16 and FP32.
-    errors : mapping of str to float
-        What was compared with MXNet in FP32, and its relative error: outputs, or what is decided upon in the place of
-        outputs that come of decisions, as detected boxes do.
-    inputs, outputs : mapping of str to str
-        Names and types of what the file takes and gives.
+    """The record of an export.
 
     Examples
     --------
@@ -61,13 +36,14 @@ class OnnxExport:
     """
 
     path: str
-    target_dtype: str
-    opset: int
-    operators: int
-    low_precision: int
-    casts: int
+    target_dtype: str  # 'float16' or 'float32'
+    opset: int  # version of ONNX's operators
+    operators: int  # nodes of the graph, casts included
+    low_precision: int  # MXNet's operators that run in float16
+    casts: int  # between float16 and FP32
+    # relative errors against MXNet in FP32, of outputs and of the tensors that decisions are made upon
     errors: Mapping[str, float] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)  # types by name
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     def summary(self) -> str:
@@ -80,13 +56,14 @@ class OnnxExport:
 
 @also(dtype="target_dtype")
 def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, target_dtype: object = FLOAT16, *,
-                exclude: Any = None, fp32_ops: Names = None, io_dtype: object = FLOAT32, dynamic_batch: bool = False,
-                max_error: float | None = None) -> OnnxExport:
+                exclude: Any = None, fp32_ops: Sequence[str] | None = None, io_dtype: object = FLOAT32,
+                dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:
     """Write a trained FP32 network as an ONNX file, for GPUs and runtimes that MXNet does not know.
 
     MXNet's converter writes the FP32 graph. Operators that the float16 table lowers then get their data and weights in
-    float16, with casts between them and the others, as on a GPU under :func:`init`. onnxruntime runs the result on the
-    CPU beside MXNet in FP32 before the file is written. Needs the packages ``onnx`` and ``onnxruntime``.
+    float16, with casts between them and the others, as on a GPU under :func:`init`. Before the file is written
+    onnxruntime runs it on the CPU, rounding behind each operator, beside MXNet in FP32. Needs the packages ``onnx`` and
+    ``onnxruntime``.
 
     Parameters
     ----------
@@ -98,16 +75,15 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
         Arguments of a call. The file takes arrays of these shapes and types, and is checked with them: give real data.
     target_dtype : {'float16', 'float32'}
         The type of what is safe in it.
-    exclude
-        What stays in FP32, as in :func:`convert_hybrid_block`.
-    fp32_ops : list of str, optional
-        Operators, by MXNet's registered names, that stay in FP32, too.
+    exclude, fp32_ops
+        What stays in FP32, as in :class:`ConversionOptions`.
     io_dtype : {'float32', 'float16'}
         The type of the inputs and outputs that are FP32 in MXNet.
     dynamic_batch : bool
-        Whether the first dimension of inputs and outputs may have any size. The file is checked with another size, too.
+        Whether a batch may have any size: the first dimension of inputs and outputs, and that which it decides of
+        others. The file is checked with another size, too.
     max_error : float, optional
-        The most that what the file gives may differ from MXNet in FP32: 1e-4 in float32, 1e-2 in float16 by default.
+        The most that outputs may differ from MXNet in FP32: 1e-4 in float32, 1e-2 in float16 by default.
 
     Returns
     -------
@@ -121,10 +97,6 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     GraphError
         An operator cannot be written in ONNX, the network was converted before, or the result differs too much. No file
         is written then.
-    DTypeError, PolicyError, StateError, TypeError
-        As in :func:`convert_hybrid_block`.
-    OSError
-        The file cannot be written.
 
     Examples
     --------
@@ -137,8 +109,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     """
     checks.instance("block", block, HybridBlock, "a HybridBlock")
     target = _target(target_dtype)
-    options = Options.read(FLOAT16, None, fp32_ops, None, None, None, exclude=exclude, optimize="none",
-                           device=mx.gpu(0), cast_params_offline=None, cast_outputs=True, disable_passes=None)
+    options = ConversionOptions(FLOAT16, fp32_ops=fp32_ops, exclude=exclude, optimize="none", device=mx.gpu(0))
     example = as_example(data_example) or []
     if not example:
         raise TypeError(expected("an NDArray, or several in a list", "data_example", data_example))
@@ -148,7 +119,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     traced = traced_block(block, example, options.exclude.match)
     names = [data.name for data in traced.inputs]
     arrays = blocks.parameters_of(block, [name for name in traced.symbol.list_inputs() if name not in names])
-    policy = options.policy(to_graph(traced.symbol), options.devices, block)[0] if target == FLOAT16 else None
+    policy = options.policy(to_graph(traced.symbol), options.device, block)[0] if target == FLOAT16 else None
     return export_symbol(traced.symbol, arrays, dict(zip(names, flat(example))), path,
                          policy, io_dtype=io_dtype, dynamic_batch=dynamic_batch, max_error=max_error)
 
@@ -164,35 +135,46 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
                   path: str | os.PathLike, policy: Policy | None, *, io_dtype: object = FLOAT32,
                   dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:
     """Write a symbol with its parameters: in FP32 without a policy. The rest is as in :func:`export_onnx`."""
-    onnx = onnx_package()
+    onnx = precision.onnx_package()
     target, low_io = (FLOAT32 if policy is None else FLOAT16), _target(io_dtype) == FLOAT16
     if low_io and policy is None:
         raise PolicyError("io_dtype='float16' is for target_dtype='float16': expected both")
     allowed = MAX_ERRORS[target] if max_error is None else checks.above_zero("max_error", max_error)
     symbol, graph, arrays, data = _in_fp32(symbol, arrays, data)
     made = mx2onnx.export(symbol, graph, arrays, data)
-    outputs = [each.name for each in made.model.graph.output]
-    what = check.compared(graph, outputs, made.values, arrays)
-    reference = check.Reference(symbol, graph, arrays, what)
-    low, casts = (0, 0) if policy is None else _lowered(made, graph, policy, low_io)
+    comparison = check.Comparison(symbol, graph, made, arrays)
+    model, checked, low, casts = made.model, comparison.model, 0, 0
+    if policy is not None:
+        low, lowered = _lowered(made, graph, policy)
+        casts = precision.to_float16(model, lowered, low_io)
+        precision.to_float16(checked, lowered, low_io)
+    trials = [data]
     if dynamic_batch:
-        _free_batch(made.model)
-    onnx.checker.check_model(made.model, full_check=True)
-    errors = _checked(made.model, what, reference, data, allowed, dynamic_batch)
+        trials.append(_another_batch(symbol, graph, data))
+        for each in (model, checked):
+            _free_batch(each, symbol, arrays, *trials)
+    onnx.checker.check_model(model, full_check=True)
+    checked = checked if policy is None else check.rounding(checked)
+    found = [comparison.errors(model, checked, each, policy is not None) for each in trials]
+    errors = {name: max(each.get(name, 0.0) for each in found) for name in {**found[0], **found[-1]}}
+    worst = max(errors, key=errors.__getitem__, default="")
+    if errors and not errors[worst] <= allowed:
+        raise GraphError(f"{worst!r} of the exported network is {errors[worst]:.2g} off MXNet in FP32, where "
+                         f"max_error={allowed:g} is allowed: no file was written. Give data as the network sees it, "
+                         "keep operators in FP32 by exclude= or fp32_ops=, or allow more")
     with replacing(path) as (temporary,):
-        onnx.save(made.model, temporary)
+        onnx.save(model, temporary)
     types = [{each.name: onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type).name for each in values}
-             for values in (made.model.graph.input, made.model.graph.output)]
-    return OnnxExport(os.fspath(path), target, mx2onnx.OPSET, len(made.model.graph.node), low, casts, errors, *types)
+             for values in (model.graph.input, model.graph.output)]
+    return OnnxExport(os.fspath(path), target, mx2onnx.OPSET, len(model.graph.node), low, casts, errors, *types)
 
 
-def _lowered(made: mx2onnx.Exported, graph: Graph, policy: Policy, low_io: bool) -> tuple[int, int]:
-    """Write a policy's decisions into a model; return how many operators are in float16, and how many casts."""
+def _lowered(made: mx2onnx.Exported, graph: Graph, policy: Policy) -> tuple[int, dict[str, bool]]:
+    """Return how many operators a policy runs in float16, and whether each ONNX node does, by its first output."""
     planned = graph.copy()
     passes.run(planned, Context.of(planned, policy))
     low = {node.name for node in planned.operators() if Entry(node).dtype == FLOAT16}
-    lowered = {output: name in low for output, name in made.origin.items()}
-    return len(low), precision.to_float16(made.model, lowered, low_io, low_io)
+    return len(low), {output: name in low for output, name in made.origin.items()}
 
 
 def _in_fp32(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: Mapping[str, mx.nd.NDArray]
@@ -205,8 +187,10 @@ def _in_fp32(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: M
                          "made from")
     redirect(graph, {Entry(node, output).key: entry for node in graph.operators() if node.op in (CAST, MULTICAST)
                      for output, entry in enumerate(node.inputs)})
-    graph.heads = [Entry(operator("_copy", graph.new_name(head.node.name), [head], head)) if head.node.is_variable else
-                   head for head in graph.heads]  # in ONNX an output is no input
+    heads = graph.heads
+    graph.heads = [Entry(operator("_copy", graph.new_name(head.node.name), [head], head))
+                   if head.node.is_variable or head.key in [each.key for each in heads[:position]] else head
+                   for position, head in enumerate(heads)]  # in ONNX an output is no input, and each is another
     symbol = uniquely_named(from_graph(graph, symbol))
     graph = to_graph(symbol)
     data = {name: _on_cpu(array) for name, array in data.items()}
@@ -221,29 +205,29 @@ def _on_cpu(array: mx.nd.NDArray) -> mx.nd.NDArray:
     return cast_arrays(array, FLOAT32) if dtype_name(array.dtype) in (FLOAT16, BFLOAT16) else array
 
 
-def _free_batch(model: Any) -> None:
-    """Let the first dimension of what a model takes and gives have any size."""
-    for each in [*model.graph.input, *model.graph.output]:
-        dimensions = each.type.tensor_type.shape.dim
-        if dimensions:
-            dimensions[0].Clear()
-            dimensions[0].dim_param = "batch"
+def _another_batch(symbol: mx.sym.Symbol, graph: Graph,
+                   data: Mapping[str, mx.nd.NDArray]) -> dict[str, mx.nd.NDArray]:
+    """Return data with twice as many samples; of the states of recurrent layers MXNet tells the axis of samples."""
+    states = {entry.node.name for node in graph.operators() if node.op == "RNN" for entry in node.inputs[2:]}
+    shapes = {name: (2 * array.shape[0], *array.shape[1:]) for name, array in data.items() if name not in states}
+    try:
+        inferred = dict(zip(symbol.list_arguments(), symbol.infer_shape_partial(**shapes)[0]))
+    except mx.MXNetError as error:
+        raise GraphError(f"the network cannot run on another size of batch: {first_line(error)}") from error
+    shapes.update((name, inferred[name]) for name in states.intersection(data))
+    return {name: mx.nd.tile(array, [new // max(old, 1) for new, old in zip(shapes[name], array.shape)])
+            for name, array in data.items()}
+
+
+def _free_batch(model: Any, symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],
+                *trials: Mapping[str, mx.nd.NDArray]) -> None:
+    """Let the dimensions of inputs and outputs that differ between two batches have any size."""
+    known = [{name: array.shape for name, array in {**arrays, **data}.items()} for data in trials]
+    outputs = [infer_shapes(symbol, shapes) for shapes in known]
+    pairs = [*((trials[0][name].shape, trials[1][name].shape) for name in trials[0]), *zip(*outputs)]
+    for each, (one, other) in zip([*model.graph.input[:len(trials[0])], *model.graph.output], pairs):
+        for axis, dimension in enumerate(each.type.tensor_type.shape.dim):
+            if one is None or other is None or one[axis] != other[axis]:
+                dimension.Clear()
+                dimension.dim_param = "batch" if axis == 0 or one is not None else ""
     del model.graph.value_info[:]
-
-
-def _checked(model: Any, what: Sequence[check.Compared], reference: check.Reference,
-             data: Mapping[str, mx.nd.NDArray], allowed: float, dynamic_batch: bool) -> dict[str, float]:
-    """Return the errors of what a model gives; raise GraphError where one is too large."""
-    errors: dict[str, float] = {}
-    twice = {name: mx.nd.concat(array, array, dim=0) for name, array in data.items()}
-    for trial in [data, twice] if dynamic_batch else [data]:
-        # First where an error is one: MXNet may end the process where a batch does not fit.
-        found = check.found(model, what, {name: array.asnumpy() for name, array in trial.items()})
-        for each, wanted, actual in zip(what, reference(trial), found):
-            errors[each.name] = max(check.error(wanted, actual), errors.get(each.name, 0.0))
-    worst = max(errors, key=lambda name: errors[name], default="")
-    if errors and not errors[worst] <= allowed:
-        raise GraphError(f"{worst!r} of the exported network is {errors[worst]:.2g} off MXNet in FP32, where "
-                         f"max_error={allowed:g} is allowed: no file was written. Give data as the network sees it, "
-                         "keep operators in FP32 by exclude= or fp32_ops=, or allow more")
-    return errors

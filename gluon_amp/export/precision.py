@@ -6,29 +6,39 @@ precision the variables of its results are float16, all others stay as they are:
 """
 from __future__ import annotations
 
+import importlib
 from typing import Any, Mapping
 
 import numpy as np
-
-from .packages import onnx_package
 
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
 _IN_FLOAT16 = "tensor(float16)"
 
 
-def to_float16(model: Any, lowered: Mapping[str, bool], low_inputs: bool = False, low_outputs: bool = False) -> int:
-    """Put casts to and from float16 into a model; return how many there are.
+def package(name: str) -> Any:
+    """Return a package that only exports need."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"an export to ONNX needs the packages onnx and onnxruntime ({error}).\n"
+                          "Run: python -m pip install onnx onnxruntime") from error
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        In FP32; edited.
-    lowered : mapping of str to bool
-        By the first output of each node, whether that node runs in float16.
-    low_inputs, low_outputs : bool
-        Whether what the model takes and gives is float16 rather than FP32.
+
+def onnx_package() -> Any:
+    """Return the package ``onnx``, with its modules."""
+    onnx = package("onnx")
+    for name in ("checker", "defs", "helper", "numpy_helper", "shape_inference"):
+        importlib.import_module(f"onnx.{name}")
+    return onnx
+
+
+def to_float16(model: Any, lowered: Mapping[str, bool], low_io: bool = False) -> int:
+    """Put casts to and from float16 into an FP32 model; return how many there are.
+
+    ``lowered`` tells, by the first output of each node, whether that runs in float16, and ``low_io`` whether inputs and
+    outputs are float16.
     """
-    return _Caster(model, lowered).run(low_inputs, low_outputs)
+    return _Caster(model, lowered).run(low_io)
 
 
 class _Caster:
@@ -47,18 +57,19 @@ class _Caster:
         self.nodes: list[Any] = []
         self.casts = 0
 
-    def run(self, low_inputs: bool, low_outputs: bool) -> int:
+    def run(self, low_io: bool) -> int:
         """Edit the graph."""
         kinds = self.onnx.TensorProto
-        for each in self.graph.input if low_inputs else ():
-            self._retype(each, kinds.FLOAT16)
+        for each in self.graph.input if low_io else ():
+            if each.type.tensor_type.elem_type == kinds.FLOAT:
+                each.type.tensor_type.elem_type = self.types[each.name] = kinds.FLOAT16
         outputs = {each.name: each for each in self.graph.output}
         for node in list(self.graph.node):
             self._lower(node, kinds)
             self.nodes.append(node)
         for each in outputs.values():
             given = each.type.tensor_type.elem_type
-            wanted = kinds.FLOAT16 if low_outputs and given == kinds.FLOAT else given
+            wanted = kinds.FLOAT16 if low_io and given == kinds.FLOAT else given
             if self.types.get(each.name) != wanted:
                 self._cast_output(each.name, wanted)
             each.type.tensor_type.elem_type = wanted
@@ -70,17 +81,15 @@ class _Caster:
         self.graph.initializer.extend(kept)
         return self.casts
 
-    def _retype(self, value: Any, kind: int) -> None:
-        if value.type.tensor_type.elem_type == self.onnx.TensorProto.FLOAT:
-            value.type.tensor_type.elem_type = self.types[value.name] = kind
-
     def _lower(self, node: Any, kinds: Any) -> None:
         """Give a node the types of its inputs and outputs, and casts before it."""
         schema = self.onnx.defs.get_schema(node.op_type, self.version, node.domain)
         known = {each.type_param_str: _IN_FLOAT16 in each.allowed_type_strs for each in schema.type_constraints}
         read, given = _variables(schema.inputs, node.input), _variables(schema.outputs, node.output)
         floats = {variable for name, variable in zip(node.output, given) if self.types.get(name) == kinds.FLOAT}
-        low = {variable for variable in floats if known.get(variable)} if self._may_lower(node) else set()
+        # Nodes that are told their type by an attribute are not touched.
+        may = self.lowered.get(node.output[0]) and node.op_type not in ("Cast", "Constant", "ConstantOfShape")
+        low = {variable for variable in floats if may and known.get(variable)}
         if not all(self._fits(name) for name, variable in zip(node.input, read) if variable in low):
             low = set()
         # What gives no values, as Shape and Greater, reads float16 where it is given nothing else.
@@ -94,10 +103,6 @@ class _Caster:
         for name, variable in zip(node.output, given):
             if self.types.get(name) == kinds.FLOAT and variable in low:
                 self.types[name] = kinds.FLOAT16
-
-    def _may_lower(self, node: Any) -> bool:
-        """Tell whether a node runs in float16; those that are told their type by an attribute are not touched."""
-        return bool(self.lowered.get(node.output[0])) and node.op_type not in ("Cast", "Constant", "ConstantOfShape")
 
     def _fits(self, name: str) -> bool:
         """Tell whether float16 can hold a constant: those of masks are large. What is computed is not known here."""

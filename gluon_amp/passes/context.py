@@ -36,7 +36,7 @@ class Facts(NamedTuple):
     dense: bool = True  # whether all inputs and gradients are dense arrays, of known shapes
     recorded: bool = True  # whether gradients may be asked for
     trains: bool = False  # whether it is known that operators run in their training mode, and nobody watches them
-    evaluates: bool = False  # whether it is known that gradients are those of inference, where that matters
+    evaluates: bool = False  # whether it is known that operators run as in inference, where that matters
     # operators that make a gradient on their own, and for how many inputs; empty where gradients carry no loss scale
     own_gradients: tuple[tuple[str, int], ...] = ()
     bound: bool = False  # whether the graph is of an executor, which knows all shapes beforehand or never
@@ -68,14 +68,12 @@ class Weights(Protocol):
         """Forget all other parameters."""
 
 
-class Quantizer(Protocol):
-    """Puts layers into INT8."""
+@dataclass(frozen=True)
+class Int8:
+    """What is to run in INT8, by the names of operators."""
 
-    layers: frozenset[str]  # their names
-    between: Collection[str]  # the names of other operators that may run in it; a pass finds them
-
-    def quantized(self, graph: Graph) -> Graph:
-        """Return a fused graph with operators of these names in INT8."""
+    layers: frozenset[str]
+    wide: frozenset[str]  # operators behind layers that are not
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Context:
     policy: Policy  # decides the precision of each operator, and which passes are off
     device: Device = ANY_DEVICE  # where the graph runs
     facts: Facts = UNKNOWN  # known of the calls that the graph is for
-    # the data types that the graph's outputs had, and are to have; None for those that may have any
+    # the data types that the graph's outputs had, and are to have; None for outputs that may have any
     outputs: tuple[str | None, ...] = ()
     # the inputs before the rewrite. Training passes them by position: their order must not change.
     variables: tuple[str, ...] = ()
@@ -95,9 +93,7 @@ class Context:
     converted: bool = False  # whether the graph is one that was converted for inference, and is about to run
     check: bool = False  # whether the result is verified
     weights: Weights | None = None  # the trained parameters, for passes that change them; None in training
-    # lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot
-    engine: Callable[[Graph], Graph] | None = None
-    int8: Quantizer | None = None  # puts layers into INT8; None where none runs in it
+    int8: Int8 | None = None  # what runs in INT8; None where nothing does
 
     @classmethod
     def of(cls, graph: Graph, policy: Policy, device: Device = ANY_DEVICE, *, keep_outputs: bool = True,

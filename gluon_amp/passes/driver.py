@@ -28,7 +28,7 @@ from .float16 import imitate, is_imitated
 from .gradient_fixes import gradient_fixes
 from .gradients import branch_gradients, carry_scale, has_own_gradients, split_concat
 from .identities import identities, may_lose_gradients
-from .inference import cast_params_offline, drop_training, fold_batch_norm, fuse, has_int8, prepare_int8, quantize
+from .inference import cast_params_offline, drop_training, fold_batch_norm, fuse, has_int8, prepare_int8
 from .native_operators import are_available, native_operators
 from .precisions import assign_dtypes, place_casts
 from .verify import verify
@@ -62,7 +62,7 @@ class Pass:
     applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
     after: tuple[str, ...] = ()  # the passes whose results it needs, or would undo
     is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
-    is_last: bool = False  # whether types, shapes and decisions are unknown after it
+    is_last: bool = False  # whether only MXNet's fusion comes behind it
 
     @property
     def name(self) -> str:
@@ -119,8 +119,6 @@ PASSES: tuple[Pass, ...] = (
          applies=has_int8, required="without it MXNet fails on dense layers in INT8", after=("cast_params_offline",)),
     Pass(fuse, "oneDNN's fused operators (convolution, activation, sum) on the CPU", (INFERENCE,), applies=_always,
          is_step=True, is_last=True, after=("cast_params_offline",)),
-    Pass(quantize, "layers, and what stands between them, run in INT8", (INFERENCE,), applies=has_int8,
-         required="without it no layer runs in INT8", is_last=True, after=("prepare_int8", "fuse")),
 )
 
 
@@ -144,9 +142,11 @@ def run(graph: Graph, context: Context) -> dict[str, int]:
     return counts
 
 
-def finish(graph: Graph, context: Context) -> dict[str, int]:
-    """Run the last passes, after which the graph has no decisions any more; otherwise as :func:`run`."""
-    return {each.name: each.run(graph, context) for each in pipeline_of(context) if each.is_last}
+def finish(graph: Graph, context: Context) -> None:
+    """Run the last passes, which prepare a graph for MXNet's fusion."""
+    for each in pipeline_of(context):
+        if each.is_last:
+            each.run(graph, context)
 
 
 def checked(names: Iterable[str] | None, argument: str = "disable_passes") -> frozenset[str]:

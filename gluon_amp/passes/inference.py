@@ -18,13 +18,12 @@ there are none to ask for, because operators are to be fused::
 ``fuse`` lets oneDNN fuse convolutions and dense layers with activations and sums. MXNet's fusion takes a layer together
 with its user, whoever else reads the layer: where that is an output of the network, or read twice, users get the fused
 result, or the graph does not fit. An operator that reads one tensor twice counts once, and outputs move behind
-identities to where they do not belong. Operators that the fusion does not know stand in its way there, until it is
-done::
+identities to where they do not belong. ``fuse`` puts operators that the fusion does not know in its way there, and
+``unshield`` takes them out of what MXNet made::
 
     Activation(Convolution(x, w) + y)   ->   _sg_mkldnn_conv(x, w, y)
 
-``prepare_int8`` brings rectifiers and flattened maps into the form that MXNet's INT8 quantizer runs well, and right,
-and ``quantize`` lets it put layers, and the operators between them, into INT8::
+``prepare_int8`` brings rectifiers and flattened maps into the form that MXNet's INT8 quantizer runs well, and right::
 
     FullyConnected(relu(x), w)   ->   FullyConnected(Flatten(Activation(x, act_type=relu)), w)
 """
@@ -217,35 +216,33 @@ _FUSED = "_sg_mkldnn"  # the names of fused operators begin so
 # Their input must not be fused with them: MXNet folds BatchNorm in bfloat16 arithmetic, a percent off per layer, and
 # loses which output of an operator an identity read.
 _KEPT_APART = ("BatchNorm", "_copy", "Dropout")
+_SHIELD = "__gluon_amp_shield__"
 
 
 def fuse(graph: Graph, context: Context) -> int:
-    """Replace the graph by what the engine makes of it; return how many fused operators that has."""
-    if context.engine is None or any(FLOAT64 in node.dtypes for node in graph.operators()):
-        return 0  # oneDNN has no kernels for float64
-    apart = _keep_apart(graph, context.int8 is None and context.device.channel_multiple == AVX2_VALUES)
-    fused = context.engine(graph)
-    redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in apart})
-    graph.heads, graph.attrs = fused.heads, fused.attrs
-    return sum(node.op.startswith(_FUSED) for node in fused.operators())
+    """Insert identities that stop the fusion where it must not happen, or does not gain; return how many."""
+    # Each user gets one of its own, so that no fused operator has the same input twice.
+    consumers = Consumers(graph)
+    spares_products = context.int8 is None and context.device.channel_multiple == AVX2_VALUES
+    places = [(node, position) for node in graph.operators() for position, entry in enumerate(node.inputs)
+              if ((position == 0 and node.op in _KEPT_APART) or _is_read_elsewhere(entry, node, consumers)
+                  or (spares_products and _is_product(entry.node)) or _stays_apart(node, context))]
+    for node, position in places:
+        node.inputs[position] = shield = identity(node.inputs[position], graph.new_name(f"{node.name}_shield"))
+        shield.node.attrs[_SHIELD] = node.name
+    return len(places)
+
+
+def unshield(graph: Graph) -> int:
+    """Remove the identities that ``fuse`` inserted from a fused graph; return how many fused operators it has."""
+    operators = graph.operators()
+    redirect(graph, {Entry(node).key: node.inputs[0] for node in operators if _SHIELD in node.attrs})
+    return sum(node.op.startswith(_FUSED) for node in operators)
 
 
 def is_fusible(graph: Graph) -> bool:
     """Tell whether there is a layer in a graph that the fusion begins with."""
     return any(node.op in LAYERS for node in graph.operators())
-
-
-def _keep_apart(graph: Graph, spares_products: bool) -> set[str]:
-    """Insert identities that stop the fusion where it must not happen, or does not gain; return their names."""
-    # Each user gets one of its own, so that no fused operator has the same input twice.
-    consumers, made = Consumers(graph), set()
-    for node in graph.operators():
-        for position, entry in enumerate(node.inputs):
-            if ((position == 0 and node.op in _KEPT_APART) or _is_read_elsewhere(entry, node, consumers)
-                    or (spares_products and _is_product(entry.node))):
-                node.inputs[position] = identity(entry, graph.new_name(f"{node.name}_shield"))
-                made.add(node.inputs[position].node.name)
-    return made
 
 
 def _is_product(node: Node) -> bool:
@@ -264,7 +261,7 @@ def _is_read_elsewhere(entry: Entry, consumer: Node, consumers: Consumers) -> bo
 
 
 FLATTEN = "Flatten"
-# May run in INT8 between layers: MXNet has right operators for these, and wrong ones for others.
+# The operators that may run in INT8 between layers: MXNet computes these right, and others wrong.
 _BETWEEN = ("Pooling", "Concat", FLATTEN, "elemwise_add", "Activation", "BatchNorm")
 _WITH_RECTIFIER = (*LAYERS, "BatchNorm", "elemwise_add")  # a rectifier behind them is fused
 
@@ -275,21 +272,33 @@ def has_int8(context: Context) -> bool:
 
 
 def prepare_int8(graph: Graph, context: Context) -> int:
-    """Change rectifiers and flattened maps, and note the operators that may run in INT8; return how many changed."""
-    if context.int8 is None:
-        return 0
+    """Rename rectifiers, and flatten maps before dense layers; return how many nodes changed."""
     relus = [node for node in graph.operators()
              if node.op in RELU and node.inputs[0].node.op in _WITH_RECTIFIER and Entry(node).dtype == FLOAT32]
-    for node in relus:  # MXNet fuses this one with what is before it, and not the other, which differs for NaN only
+    for node in relus:  # MXNet fuses Activation with what is before it, and not relu, which differs for NaN only
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": "relu"}
-    dense = [node for node in graph.operators() if node.name in context.int8.layers and _reads_maps(node)]
+    dense = [node for node in graph.operators()
+             if context.int8 is not None and node.name in context.int8.layers and _reads_maps(node)]
     for node in dense:
         _flatten(graph, node)
-    context.int8.between = {
+    return len(relus) + len(dense)
+
+
+def between(graph: Graph) -> frozenset[str]:
+    """Name the FP32 operators that may run in INT8 between layers."""
+    return frozenset(
         node.name for node in graph.operators() if node.op in _BETWEEN
         and not (node.op == "Concat" and integer(node.attrs, "dim", 1) < 1)  # axes that MXNet does not know in INT8
-        and all(entry.dtype == FLOAT32 for entry in (Entry(node), *node.inputs))}
-    return len(relus) + len(dense)
+        and all(entry.dtype == FLOAT32 for entry in (Entry(node), *node.inputs)))
+
+
+def _stays_apart(node: Node, context: Context) -> bool:
+    """Tell whether an operator must not be fused with a layer that runs in INT8."""
+    if context.int8 is None:
+        return False
+    excluded = context.policy.excluded
+    return node.name in context.int8.wide or (node.name in excluded and any(
+        entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable))
 
 
 def _reads_maps(node: Node) -> bool:
@@ -303,12 +312,3 @@ def _flatten(graph: Graph, dense: Node) -> None:
     made = operator(FLATTEN, graph.new_name(f"{dense.name}_flat"), [data], data)
     made.shapes = [None if data.shape is None else (data.shape[0], prod(data.shape[1:]))]
     dense.inputs = [Entry(made), *dense.inputs[1:]]
-
-
-def quantize(graph: Graph, context: Context) -> int:
-    """Replace the graph by what MXNet makes of it; return how many layers run in INT8."""
-    if context.int8 is None:
-        return 0
-    made = context.int8.quantized(graph)
-    graph.heads, graph.attrs = made.heads, made.attrs
-    return len(context.int8.layers)

@@ -24,8 +24,7 @@ from ..progress import progress_bar
 from ..session import hooks
 from ..state.devices import choose, device_supports
 from ..state.in_force import under
-from ..state.policies import device_policies, devices_of
-from ..state.state import State
+from ..state.state import State, device_policies
 
 _IMAGES, _ROUNDS, _UNITS = 4, 5, 4
 _ABSENT = 1e3  # milliseconds, of kernels that this CPU has not
@@ -159,9 +158,10 @@ def _state(kernel: Kernel) -> State | None:
     if dtype is None:
         return None
     chosen = choose(dtype, supports)
-    devices = {name: replace(each, mixes=False, measured=preferring(kernel)) for name, each in
-               devices_of(chosen).items()}
-    return State(device_policies(chosen), devices)
+    policies = device_policies(chosen)
+    devices = {name: replace(each, mixes=False, measured=preferring(kernel))
+               for name, each in State.on(chosen, policies).devices.items()}
+    return State(policies, devices)
 
 
 def _chain(side: int, groups: int, channels: int, operators: Sequence[str], count: int) -> HybridBlock:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from graphs import batch_norm, conv, graph, op, variable
 
-from gluon_amp.convert.channels import misfits
+from gluon_amp.convert.parameters import misfits
 
 
 def shapes_of(*heads):

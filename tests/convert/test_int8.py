@@ -10,9 +10,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from cpu_kinds import FASTEST
+from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 
 import gluon_amp as amp
+from gluon_amp._mxnet import quantizer
 from gluon_amp.dtypes import _ISA_LEVELS, BFLOAT16, cpu_isa
 
 QUIET = {"progress": False}
@@ -25,44 +27,41 @@ def has_vnni(level=None):
     return _ISA_LEVELS.index(level or cpu_isa()) >= _ISA_LEVELS.index("AVX512_CORE_VNNI")
 
 
-# One layer in a process of its own: its result, beside that of FP32 arithmetic on data and weights that were rounded to
-# 8 bits, and what the range of its result is divided into.
+# Single layers in a process of their own: their results, beside those of FP32 arithmetic on data and weights that were
+# rounded to 8 bits, and what the ranges of the results are divided into.
 ALONE = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
 import mxnet as mx, numpy as np
 from mxnet.gluon import nn
 import gluon_amp as amp
+from gluon_amp.convert import assignment
 
-kind, options, shape, rectified, signed = json.loads(sys.argv[1])
-random = np.random.RandomState(3)
-net = nn.HybridSequential(prefix="net_")
-with net.name_scope():
-    net.add(getattr(nn, kind)(**options))
-    if rectified:
-        net.add(nn.Activation("relu"))
-data = random.normal(size=shape)
-x = mx.nd.array(data if signed else abs(data))
-net.initialize()
-net(x)
-for parameter in net.collect_params().values():
-    parameter.set_data(mx.nd.array(random.normal(size=parameter.shape)))
-fast = amp.convert_hybrid_block(net, "int8", calib_data=x, dtypes=["int8"], progress=False)
-found = fast(x).asnumpy()
-
+assignment.WRONG = 1
 def rounded(values, axes, levels):  # quantization_utils.h: 127.5 and 255.5
     step = abs(values).max(axis=axes, keepdims=True) / levels
     return np.clip(np.round(values / step), -128, int(levels)) * step
 
-values = x.asnumpy()
-layer = net[0]
-weight = layer.weight.data().asnumpy()
-x = mx.nd.array(rounded(values, None, 127.5 if signed else 255.5))
-layer.weight.set_data(mx.nd.array(rounded(weight, tuple(range(1, weight.ndim)), 127.5)))
-wanted = net(x).asnumpy()
-range_ = abs(net(mx.nd.array(values)).asnumpy()).max()
-print(json.dumps({"int8": len(fast.conversion.int8), "off": float(abs(found - wanted).max()),
-                  "step": float(range_ / (255.5 if rectified else 127.5)), "largest": float(range_)}))
+for name, (kind, options, shape, rectified, signed) in json.loads(sys.argv[1]).items():
+    random = np.random.RandomState(3)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(getattr(nn, kind)(**options))
+        if rectified:
+            net.add(nn.Activation("relu"))
+    data = random.normal(size=shape)
+    x = mx.nd.array(data if signed else abs(data))
+    net.initialize()
+    net(x)
+    for parameter in net.collect_params().values():
+        parameter.set_data(mx.nd.array(random.normal(size=parameter.shape)))
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, dtypes=["int8"], progress=False)
+    found, largest = fast(x).asnumpy(), abs(net(x).asnumpy()).max()
+    x = mx.nd.array(rounded(x.asnumpy(), None, 127.5 if signed else 255.5))
+    weight = net[0].weight.data().asnumpy()
+    net[0].weight.set_data(mx.nd.array(rounded(weight, tuple(range(1, weight.ndim)), 127.5)))
+    off = abs(found - net(x).asnumpy()).max()
+    print(json.dumps([name, len(fast.conversion.int8), float(off / largest), 1 / (255.5 if rectified else 127.5)]))
 """
 LAYERS = {
     "convolution": ("Conv2D", {"channels": 32, "kernel_size": 3, "padding": 1}, (2, 16, 9, 9), False, True),
@@ -76,16 +75,15 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_computes_what_fp32_does_on_rounded_data_and_weights(name, level):
-    run = subprocess.run([sys.executable, "-c", ALONE, json.dumps(LAYERS[name])], capture_output=True, text=True,
+def test_layers_compute_what_fp32_does_on_rounded_data_and_weights(level):
+    run = subprocess.run([sys.executable, "-c", ALONE, json.dumps(LAYERS)], capture_output=True, text=True,
                          env={**os.environ, "DNNL_MAX_CPU_ISA": level}, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    # The result is rounded to half a step, and so is the bias. Without VNNI instructions sums of two products saturate.
-    bound = 1.2 * found["step"] if has_vnni(level) else 0.1 * found["largest"]
-    assert found["int8"] == 1
-    assert found["off"] <= bound
+    found = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
+    assert [name for name, *_ in found] == list(LAYERS)
+    for name, count, off, step in found:
+        # The result is rounded to half a step, and so is the bias. Without VNNI sums of two products saturate.
+        assert (count, off) <= (1, 1.2 * step if has_vnni(level) else 0.1), name
 
 
 class Residual(HybridBlock):
@@ -103,16 +101,32 @@ class Residual(HybridBlock):
         return self.dense(F.concat(self.pool(y), self.pool(F.relu(y)), dim=1))
 
 
-def residual(scale=1.0):
+class Function(HybridBlock):
+    """Two convolutions, and a function of their results."""
+
+    def __init__(self, function):
+        super().__init__(prefix="net_")
+        self.function = function
+        with self.name_scope():
+            self.first, self.second = nn.Conv2D(16, 3, padding=1), nn.Conv2D(16, 1)
+
+    def hybrid_forward(self, F, x):
+        return self.function(F, self.first(x), self.second(x))
+
+
+def ready(net, scale=1.0):
     mx.random.seed(11)
-    net = Residual(prefix="net_")
     net.initialize(mx.init.Xavier())
     x = mx.nd.array(np.random.RandomState(2).normal(size=(4, 3, 12, 12)) * scale)
-    with mx.autograd.record():
+    with autograd.record():
         y = net(x)
     y.backward()
     net.hybridize()
     return net, x
+
+
+def residual(scale=1.0, prefix="net_"):
+    return ready(Residual(prefix=prefix), scale)
 
 
 def relative(found, wanted):
@@ -126,24 +140,33 @@ def test_a_network_runs_in_int8_and_keeps_its_results(mode, scale):
     if scale < 1:  # no bias, and statistics of such values
         for parameter in net.collect_params(".*bias|.*beta|.*mean").values():
             parameter.set_data(parameter.data() * 0)
-    wanted = net(x)
+    wanted, before = net(x), {name: each.data().asnumpy() for name, each in net.collect_params().items()}
     fast = amp.convert_hybrid_block(net, "int8", calib_data=x, calib_mode=mode, **ONLY)
     assert set(fast.conversion.int8) == {"net_conv0_fwd", "net_batchnorm0_fwd", "net_dense0_fwd"}
-    assert relative(fast(x), wanted) < (0.03 if mode == "naive" else 0.2)
+    assert relative(fast(x), wanted) < 0.03
     assert fast.conversion.error == pytest.approx(relative(fast(x), wanted), rel=1e-3)
-    assert max(fast.conversion.layer_errors.values()) < 0.2
-
-
-def test_the_network_is_left_as_it_was():
-    net, x = residual()
-    wanted, before = net(x), {name: each.data().asnumpy() for name, each in net.collect_params().items()}
-    amp.convert_hybrid_block(net, "int8", calib_data=x, **QUIET)
+    assert max(fast.conversion.layer_errors.values()) < 0.03
+    np.testing.assert_array_equal(net(x).asnumpy(), wanted.asnumpy())
     for name, each in net.collect_params().items():
         np.testing.assert_array_equal(each.data().asnumpy(), before[name])
-    np.testing.assert_array_equal(net(x).asnumpy(), wanted.asnumpy())
 
 
-@pytest.mark.parametrize("excluded", ["net_conv1_fwd", "net_conv1", "*conv1*"])
+@pytest.mark.parametrize("act", [None, "relu", "sigmoid", "softrelu", "tanh"])
+@pytest.mark.parametrize("other", ["conv", "rectified", "data"])
+def test_sums_keep_their_whole_range(other, act):
+    """MXNet adds in the memory of the other addend, and takes it for uint8 behind a rectifier, else for int8."""
+    def function(F, y, z):
+        total = y + {"conv": z, "rectified": F.relu(z), "data": F.sigmoid(z) - 0.5}[other]
+        return total if act is None else F.relu(total) if act == "relu" else F.Activation(total, act_type=act)
+
+    net, x = ready(Function(function))
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
+    assert max(fast.conversion.layer_errors.values()) < 0.03
+    assert len(fast.conversion.int8) == 2
+    assert relative(fast(x), net(x)) < 0.03
+
+
+@pytest.mark.parametrize("excluded", ["net_conv1_fwd", "net_conv1", "*conv1*", "net_batchnorm0_fwd"])
 def test_what_is_excluded_stays_in_fp32(excluded):
     net, x = residual()
     fast = amp.convert_hybrid_block(net, "int8", calib_data=x, exclude=excluded, **ONLY)
@@ -151,8 +174,17 @@ def test_what_is_excluded_stays_in_fp32(excluded):
     assert fast.conversion.wide == {"net_conv1_fwd": "excluded by name"}
 
 
-def test_convolutions_in_groups_stay_out_of_int8():
-    """MXNet rounds filters of the second group by the scale of the second filter, and so on."""
+@pytest.mark.parametrize("excluded", ["net__plus0", "net_pool0_fwd", "net_concat0"])
+def test_what_is_excluded_between_layers_stays_in_fp32(excluded):
+    net, x = residual()
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, exclude=excluded, **ONLY)
+    rows = {row.name: row.precision for row in amp.report(fast, x).operators}
+    assert rows[excluded] == "float32"
+    assert len(fast.conversion.int8) == 3
+
+
+def test_operators_that_are_wrong_in_int8_stay_out_of_it():
+    """MXNet rounds filters of the second group by the scale of the second filter; one value takes the whole range."""
     random = np.random.RandomState(3)
     net = nn.Conv2D(32, 3, groups=4, in_channels=16, prefix="net_")
     net.initialize()
@@ -161,6 +193,13 @@ def test_convolutions_in_groups_stay_out_of_int8():
     fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
     assert "wrong scales" in fast.conversion.wide["net_fwd"]
     assert relative(fast(x), net(x)) < (0.01 if FASTEST == BFLOAT16 else 1e-6)  # in INT8 a fifth
+    dense = nn.Dense(8, in_units=2000, prefix="fc_")
+    dense.initialize(mx.init.Normal(1))
+    x = mx.nd.array(random.normal(size=(4, 2000)))
+    x[0, 0] = 50
+    told = amp.convert_hybrid_block(dense, "int8", calib_data=x, **ONLY).conversion.wide["fc_fwd"]
+    assert told.endswith("% off")
+    assert 8 < int(told.split()[-2][:-1]) < 15
 
 
 @pytest.mark.bf16
@@ -174,43 +213,119 @@ def test_the_rest_runs_in_bfloat16():
     assert relative(fast(x), wanted) < 0.05
 
 
-def test_ranges_are_collected_once_and_kept_in_a_file(tmp_path):
-    net, x = residual()
-    known = amp.calibrate(net, [x, x * 2], **QUIET)
-    assert known.batches == 2
-    assert known.ranges["data"] == (float(x.min().asscalar()) * 2, float(x.max().asscalar()) * 2)
-    known.save(tmp_path / "ranges.json")
-    assert amp.Calibration.load(tmp_path / "ranges.json") == known
-    first = amp.convert_hybrid_block(net, "int8", calib_data=known, data_example=x, **ONLY)
-    again = amp.convert_hybrid_block(net, "int8", calib_data=[x, x * 2], **ONLY)
-    np.testing.assert_array_equal(first(x).asnumpy(), again(x).asnumpy())
+class TestCalibration:
+    def test_ranges_are_collected_once_and_kept_in_a_file(self, tmp_path):
+        net, x = residual()
+        known = amp.calibrate(net, [x, x * 2], **QUIET)
+        assert known.batches == 2
+        assert known.ranges["data"] == (float(x.min().asscalar()) * 2, float(x.max().asscalar()) * 2)
+        known.save(tmp_path / "ranges.json")
+        assert amp.Calibration.load(tmp_path / "ranges.json") == known
+        first = amp.convert_hybrid_block(net, "int8", calib_data=known, data_example=x, **ONLY)
+        again = amp.convert_hybrid_block(net, "int8", calib_data=[x, x * 2], **ONLY)
+        np.testing.assert_array_equal(first(x).asnumpy(), again(x).asnumpy())
+        (tmp_path / "other.json").write_text("{}")
+        with pytest.raises(amp.PolicyError, match="not a file of ranges"):
+            amp.Calibration.load(tmp_path / "other.json")
+
+    @pytest.mark.parametrize("wrap", [
+        lambda x: x, lambda x: [x], lambda x: x.asnumpy(), lambda x: [(x, mx.nd.zeros(4))], lambda x: {"data": x},
+        lambda x: mx.io.NDArrayIter(x, mx.nd.zeros(4), 2),
+        lambda x: mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(x, mx.nd.zeros(4)), 2),
+        lambda x: (batch for batch in [x[:2], x[2:]]),
+    ], ids=["array", "list", "NumPy", "with labels", "by name", "DataIter", "DataLoader", "generator"])
+    def test_data_comes_in_any_form(self, wrap):
+        net, x = residual()
+        assert amp.convert_hybrid_block(net, "int8", calib_data=wrap(x), **ONLY).conversion.int8
+        assert amp.calibrate(net, wrap(x), **QUIET).ranges["data"] == (float(x.min().asscalar()),
+                                                                       float(x.max().asscalar()))
+
+    @pytest.mark.parametrize("value", [0, 1])
+    def test_entropy_says_nothing_of_equal_values(self, value):
+        net, x = residual()
+        same = mx.nd.full(x.shape, value)
+        ranges = [amp.calibrate(net, [same, x * 0, same], calib_mode=mode, **QUIET).ranges for mode in
+                  ("naive", "entropy")]
+        assert ranges[1]["data"] == ranges[0]["data"] == (0, value)
+        assert ranges[1]["net_conv0_fwd"] == ranges[0]["net_conv0_fwd"]
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=same, calib_mode="entropy", **ONLY)
+        assert relative(fast(same), net(same)) < 0.03
+
+    def test_entropy_cuts_rare_values_off(self):
+        dense = nn.Dense(4, in_units=2000, prefix="fc_")
+        dense.initialize()
+        x = mx.nd.random.normal(shape=(50, 2000))
+        x[0, 0] = 8
+        least, most = amp.calibrate(dense, x, "entropy", **QUIET).ranges["data"]
+        assert 3 < most < 6
+        assert least == -most
+
+    @pytest.mark.parametrize("mode", ["naive", "entropy"])
+    def test_nan_has_no_range(self, mode):
+        net, x = residual()
+        x[1, 0, 0, 0] = np.nan
+        with pytest.raises(amp.GraphError, match=r"received NaN in batch 1 \(data\)"):
+            amp.calibrate(net, [x[:1], x[1:]], mode, **QUIET)
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+    def test_errors_while_values_are_seen_are_raised(self, error, monkeypatch):
+        """ctypes prints what a function that C calls raises, and goes on."""
+        net, x = residual()
+        see, seen = quantizer.Collector.see, []
+
+        def fails(collector, name, array):
+            seen.append(name)
+            if len(seen) == 4:
+                raise error("stop")
+            see(collector, name, array)
+        monkeypatch.setattr(quantizer.Collector, "see", fails)
+        with pytest.raises(error, match="stop"):
+            amp.calibrate(net, x, **QUIET)
+        assert len(seen) == 4
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda x: x, lambda x: [x], lambda x: x.asnumpy(), lambda x: [(x, mx.nd.zeros(4))], lambda x: {"data": x},
-    lambda x: mx.io.NDArrayIter(x, mx.nd.zeros(4), 2),
-    lambda x: mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(x, mx.nd.zeros(4)), 2),
-    lambda x: (batch for batch in [x[:2], x[2:]]),
-], ids=["array", "list", "NumPy", "with labels", "by name", "DataIter", "DataLoader", "generator"])
-def test_data_comes_in_any_form(wrap):
-    net, x = residual()
-    assert amp.convert_hybrid_block(net, "int8", calib_data=wrap(x), **ONLY).conversion.int8
-    assert amp.calibrate(net, wrap(x), **QUIET).ranges["data"] == (float(x.min().asscalar()), float(x.max().asscalar()))
+class TestValuesThatAreNotFinite:
+    def test_int8_with_infinite_outputs_is_not_returned(self):
+        net, x = ready(Function(lambda F, y, z: F.log(F.relu(y) + F.relu(y - z) * 0)))
+        net.first.bias.set_data(mx.nd.full(16, 0.001))
+        x = x.abs() * 0.001
+        x[0] *= 1e4
+        net.first.weight.set_data(net.first.weight.data().abs())
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **QUIET)
+        assert np.isfinite(fast(x).asnumpy()).all()
+        assert not fast.conversion.trials[0]["holds"]
+        with pytest.raises(amp.StateError, match="with all layers in INT8 the network is not within inf"):
+            amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
+
+    def test_a_network_without_finite_outputs_is_refused(self):
+        net, x = ready(Function(lambda F, y, z: F.log(-F.abs(y) - 1)))
+        with pytest.raises(amp.StateError, match="finite values on the first batch of calib_data, found none"):
+            amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
 
 
-def test_operators_of_one_name_have_ranges_of_their_own():
-    first, second = (mx.sym.var(name) for name in ("data", "w"))
-    small = mx.sym.FullyConnected(first, second, num_hidden=8, no_bias=True, name="fc")
-    symbol = mx.sym.FullyConnected(small * 1000, mx.sym.var("v"), num_hidden=8, no_bias=True, name="fc")
-    random = np.random.RandomState(0)
-    arrays = {name: mx.nd.array(random.normal(size=(8, 8))) for name in ("w", "v")}
-    x = mx.nd.array(random.normal(size=(4, 8)))
-    made, args, aux = amp.convert_model(symbol, arrays, {}, "int8", calib_data=x, data_names=["data"],
-                                        **ONLY)
-    wanted = symbol.bind(mx.cpu(), {**arrays, "data": x}).forward()[0]
-    found = made.bind(mx.cpu(), {**args, "data": x}, aux_states=aux, grad_req="null").forward()[0]
-    assert made.list_outputs() == symbol.list_outputs()
-    assert relative(found, wanted) < (0.03 if has_vnni() else 0.25)  # sums of two large products saturate without
+class TestNames:
+    @pytest.mark.parametrize("prefix", ["quantized_", "requantize_", "a_quantized_"])
+    def test_mxnets_own_prefixes(self, prefix):
+        net, x = residual(prefix=prefix)
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
+        assert set(fast.conversion.int8) == {f"{prefix}{each}_fwd" for each in ("conv0", "batchnorm0", "dense0")}
+        assert relative(fast(x), net(x)) < 0.03
+
+    @pytest.mark.parametrize("excluded", [[], ["fc"], ["fc1"]])
+    def test_operators_of_one_name_have_ranges_of_their_own(self, excluded):
+        small = mx.sym.FullyConnected(mx.sym.var("data"), mx.sym.var("w"), num_hidden=8, no_bias=True, name="fc")
+        symbol = mx.sym.FullyConnected(small * 1000, mx.sym.var("v"), num_hidden=8, no_bias=True, name="fc")
+        random = np.random.RandomState(0)
+        arrays = {name: mx.nd.array(random.normal(size=(8, 8))) for name in ("w", "v")}
+        x = mx.nd.array(random.normal(size=(4, 8)))
+        made, args, aux = amp.convert_model(symbol, arrays, {}, "int8", calib_data=x, data_names=["data"],
+                                            exclude=excluded, **ONLY)
+        wanted = symbol.bind(mx.cpu(), {**arrays, "data": x}).forward()[0]
+        found = made.bind(mx.cpu(), {**args, "data": x}, aux_states=aux, grad_req="null").forward()[0]
+        assert made.list_outputs() == symbol.list_outputs()
+        assert relative(found, wanted) < (0.03 if has_vnni() else 0.25)  # sums of two large products saturate without
+        record = json.loads(made.attr("__gluon_amp__"))
+        assert set(record["int8"]) == {(): {"fc", "fc1"}, ("fc",): set(), ("fc1",): {"fc"}}[tuple(excluded)]
 
 
 def test_a_model_with_a_label_and_its_files_in_a_module(tmp_path):
@@ -219,7 +334,7 @@ def test_a_model_with_a_label_and_its_files_in_a_module(tmp_path):
     net.export(str(tmp_path / "net"))
     symbol, args, aux = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
     symbol = mx.sym.SoftmaxOutput(symbol, name="softmax")
-    made = amp.convert_model(symbol, args, aux, "int8", calib_data=x, **ONLY)
+    made = amp.convert_model(symbol, args, aux, "int8", calib_data=x, data_names=["data"], **ONLY)
     mx.model.save_checkpoint(str(tmp_path / "fast"), 0, *made)
     results = []
     for prefix in ("net", "fast"):
@@ -233,10 +348,6 @@ def test_a_model_with_a_label_and_its_files_in_a_module(tmp_path):
 
 
 class TestSearch:
-    def accuracy(self, net):
-        x, labels = self.data
-        return float((net(x).asnumpy().argmax(axis=1) == labels).mean())
-
     def test_the_error_of_the_outputs_is_kept(self):
         net, x = residual()
         every = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY).conversion
@@ -251,37 +362,46 @@ class TestSearch:
     def test_a_metric_is_kept_within_the_budget(self):
         net, x = residual()
         data = mx.nd.array(np.random.RandomState(9).normal(size=(64, 3, 12, 12)))
-        self.data = data, net(data).asnumpy().argmax(axis=1)
-        asked = []
-        fast = amp.convert_hybrid_block(net, calib_data=x, metric=lambda each: asked.append(1) or self.accuracy(each),
-                                        budget=0.02, **QUIET)
-        assert self.accuracy(fast) >= 0.98
-        assert len(asked) == len(fast.conversion.trials) + 1  # FP32
+        labels, asked = net(data).asnumpy().argmax(axis=1), []
 
-    def test_a_metric_of_mxnets_with_a_loader(self):
+        def accuracy(each):
+            asked.append(1)
+            return float((each(data).asnumpy().argmax(axis=1) == labels).mean())
+        fast = amp.convert_hybrid_block(net, calib_data=x, metric=accuracy, budget=0.02, **QUIET)
+        assert len(asked) == len(fast.conversion.trials) + 1  # FP32
+        assert accuracy(fast) >= 0.98
+
+    @pytest.mark.parametrize("loader", [lambda x, y: [(x, y)], lambda x, y: mx.io.NDArrayIter(x, y, 3)],
+                             ids=["batches", "DataIter"])
+    def test_a_metric_of_mxnets_with_a_loader(self, loader):
         net, x = residual()
         labels = mx.nd.array(net(x).asnumpy().argmax(axis=1))
-        fast = amp.convert_hybrid_block(net, calib_data=x, metric=(mx.metric.Accuracy(), [(x, labels)]), budget=0,
+        fast = amp.convert_hybrid_block(net, calib_data=x, metric=(mx.metric.Accuracy(), loader(x, labels)), budget=0,
                                         **QUIET)
         assert (fast(x).asnumpy().argmax(axis=1) == labels.asnumpy()).all()
 
-    def test_a_budget_that_no_layer_in_int8_meets_leaves_fp32(self):
-        net, x = residual()
-        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1e-6, **QUIET)
-        assert fast.conversion.int8 == ()
-        assert relative(fast(x), net(x)) < 1e-6
-
-    def test_a_search_ends_in_time(self):
-        net, x = residual()
-        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1e-6, time_limit=1e-9, **QUIET)
-        assert len(fast.conversion.trials) == 1
-
-    def test_a_loss_is_to_be_small(self):
+    @pytest.mark.parametrize("of", [float, mx.nd.array, np.array, lambda value: ("loss", value[0])],
+                             ids=["number", "NDArray", "NumPy", "as EvalMetric.get"])
+    def test_a_loss_is_to_be_small(self, of):
         net, x = residual()
         wanted = net(x).asnumpy()
+
+        def loss(each):
+            return np.abs(each(x).asnumpy() - wanted).mean(keepdims=True).reshape(1)
         fast = amp.convert_hybrid_block(net, calib_data=x, budget=0.05, greater_is_better=False,
-                                        metric=lambda each: np.abs(each(x).asnumpy() - wanted).mean(), **QUIET)
-        assert np.abs(fast(x).asnumpy() - wanted).mean() <= 0.05 + 1e-6
+                                        metric=lambda each: of(loss(each)), **QUIET)
+        assert loss(fast) <= 0.05 + 1e-6
+
+    @pytest.mark.parametrize("limit", [{}, {"time_limit": 1e-9}])
+    def test_a_budget_that_no_layer_in_int8_meets_leaves_fp32(self, limit):
+        net, x = residual()
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1e-6, **limit, **QUIET)
+        assert fast.conversion.int8 == ()
+        assert relative(fast(x), net(x)) < 1e-6
+        assert (len(fast.conversion.trials) == 1) is bool(limit)
+
+
+ONES = mx.nd.ones((2, 3, 12, 12))
 
 
 @pytest.mark.parametrize(("options", "kind", "told"), [
@@ -289,35 +409,40 @@ class TestSearch:
     ({"calib_data": []}, amp.StateError, "gave no batch"),
     ({"calib_data": 3}, TypeError, "calib_data"),
     ({"calib_data": mx.nd.ones((2, 5, 12, 12))}, amp.GraphError, r"run on batch 0 \(data of \(2, 5, 12, 12\)\)"),
-    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "calib_mode": "percentile"}, amp.PolicyError, "'naive', 'entropy'"),
-    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "metric": len}, amp.PolicyError, "metric and budget belong together"),
-    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "budget": 1}, amp.PolicyError, "metric and budget belong together"),
-    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "max_error": -1}, amp.PolicyError, "0 or above"),
-    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "metric": lambda net: float("nan"), "budget": 1}, amp.StateError,
+    ({"calib_data": ONES, "calib_mode": "percentile"}, amp.PolicyError, "'naive', 'entropy'"),
+    ({"calib_data": ONES, "metric": len}, amp.PolicyError, "metric and budget belong together"),
+    ({"calib_data": ONES, "budget": 1}, amp.PolicyError, "metric and budget belong together"),
+    ({"calib_data": ONES, "max_error": -1}, amp.PolicyError, "0 or above"),
+    ({"calib_data": ONES, "metric": lambda net: float("nan"), "budget": 1}, amp.StateError,
      "expected a finite number, received nan"),
-    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "optimize": "none"}, amp.PolicyError, "needs the pass 'fuse'"),
-    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "dtypes": ("int8", "bfloat16", "float16")}, amp.PolicyError,
-     "at most one"),
-    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "calib_batches": 0}, ValueError, "calib_batches"),
+    ({"calib_data": ONES, "metric": lambda net: None, "budget": 1}, TypeError, "expected a number.*received result=No"),
+    ({"calib_data": ONES, "metric": lambda net: (1, 2), "budget": 1}, TypeError, r"expected a number.*=\(1, 2\)"),
+    ({"calib_data": ONES, "metric": mx.metric.Accuracy(), "budget": 1}, amp.PolicyError, r"\(EvalMetric, loader\)"),
+    ({"calib_data": ONES, "optimize": "none"}, amp.PolicyError, "needs the pass 'fuse'"),
+    ({"calib_data": ONES, "dtypes": ("int8", "bfloat16", "float16")}, amp.PolicyError, "at most one"),
+    ({"calib_data": ONES, "calib_batches": 0}, ValueError, "calib_batches"),
     ({"calib_data": amp.Calibration({"net_relu0": (0, 1)}, "naive", 1)}, amp.PolicyError, "expected data_example"),
     ({"calib_data": amp.Calibration({"fc1": (0, 1)}, "naive", 1)}, amp.PolicyError, "other names.*those of fc1"),
+    ({"target_dtype": "float32", "max_error": 0.1}, amp.PolicyError, "max_error is for conversions to INT8"),
+    ({"target_dtype": "float32", "calib_data": ONES}, amp.PolicyError, "'int8', or no type"),
 ])
 def test_bad_arguments_are_named(options, kind, told):
     net, _ = residual()
     with pytest.raises(kind, match=told):
-        amp.convert_hybrid_block(net, "int8", **options, **QUIET)
+        amp.convert_hybrid_block(net, **{"target_dtype": "int8", **options, **QUIET})
 
 
-def test_arguments_of_int8_are_for_int8():
+def test_a_converted_network_is_returned_or_refused():
     net, x = residual()
+    int8, wide = {"target_dtype": "int8", "calib_data": x, **ONLY}, {"target_dtype": "float32"}
+    fast = amp.convert_hybrid_block(net, **int8)
+    assert amp.convert_hybrid_block(fast, **int8).conversion == fast.conversion
+    with pytest.raises(amp.GraphError, match=r"already converted to int8 and .*: to get float32 convert the FP32"):
+        amp.convert_hybrid_block(fast, **wide)
+    with pytest.raises(amp.GraphError, match="already converted to float32: to get int8 convert the FP32 network"):
+        amp.convert_hybrid_block(amp.convert_hybrid_block(net, **wide), **int8)
     with pytest.raises(amp.DTypeError, match="expected convert_hybrid_block or convert_model"):
         amp.convert_symbol(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), "int8")
-    with pytest.raises(amp.PolicyError, match="max_error is for conversions to INT8"):
-        amp.convert_hybrid_block(net, "float32", max_error=0.1)
-    with pytest.raises(amp.PolicyError, match="'int8', or no type"):
-        amp.convert_hybrid_block(net, "float32", calib_data=x)
-    with pytest.raises(amp.GraphError, match="already converted"):
-        amp.convert_hybrid_block(amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY), "float32")
 
 
 def test_a_report_says_what_runs_in_int8_and_why():
@@ -332,23 +457,22 @@ def test_a_report_says_what_runs_in_int8_and_why():
 
 @pytest.mark.parametrize("static", [False, True])
 def test_a_network_is_right_in_every_call(static):
-    """A dense layer behind a pooling to one pixel, whose second call MXNet fails."""
+    """A dense layer behind a pooling to one pixel, whose second call MXNet fails; sums with signed convolutions."""
     net = mx.gluon.model_zoo.vision.resnet18_v1(classes=10)
     net.initialize(mx.init.Xavier(magnitude=2))
-    x = mx.nd.array(np.random.RandomState(0).normal(size=(4, 3, 32, 32)))
+    x = mx.nd.array(np.random.RandomState(0).normal(size=(4, 3, 8, 8)).repeat(4, axis=2).repeat(4, axis=3))
+    for _ in range(12):  # for statistics
+        with autograd.record():
+            net(x)
     wanted = net(x)
     fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
     fast.hybridize(static_alloc=static, static_shape=static)
-    assert [relative(fast(x), wanted) < 0.5 for _ in range(3)] == [True] * 3  # random weights add errors up
+    assert [relative(fast(x), wanted) < 0.1 for _ in range(3)] == [True] * 3
+    with autograd.record():  # max pooling has no memory for gradients here
+        assert relative(fast(x), wanted) < 0.1
 
 
 def test_networks_without_static_memory_are_converted_to_such_with():
     net, _ = residual()
     net.hybridize(static_alloc=False)
     assert dict(amp.convert_hybrid_block(net, "float32")._flags)["static_alloc"] is True
-
-
-def test_files_of_ranges_are_checked(tmp_path):
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(amp.PolicyError, match="not a file of ranges"):
-        amp.Calibration.load(tmp_path / "other.json")

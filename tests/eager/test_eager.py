@@ -1,12 +1,14 @@
 """Mixed precision in code that is not hybridized."""
 from __future__ import annotations
 
+import collections
 import threading
 from collections import Counter
 
 import mxnet as mx
 import numpy as np
 import pytest
+from cpu_kinds import RUNS_BFLOAT16
 from mxnet import autograd, gluon
 from mxnet.gluon import HybridBlock, nn
 from mxnet.ndarray import (
@@ -19,8 +21,7 @@ import gluon_amp as amp
 from gluon_amp._mxnet.invoke import handle_of
 from gluon_amp.dtypes import BFLOAT16_DTYPE
 from gluon_amp.rules import Policy
-from gluon_amp.state.frame import frame
-from gluon_amp.state.in_force import in_force
+from gluon_amp.state.in_force import frame, in_force
 from gluon_amp.state.state import State
 
 pytestmark = pytest.mark.machine
@@ -470,3 +471,24 @@ def test_products_of_vectors_in_networks_are_not_float16(hybridize):
     net.hybridize(hybridize)
     amp.init("float16")
     assert net(mx.nd.full((100,), 30)).asscalar() == 90000
+
+
+def test_mappings_keep_their_class():
+    class Named(collections.OrderedDict):
+        pass
+
+    class Net(HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Dense(16, in_units=16)
+
+        def forward(self, x):
+            return Named(first=self.fc(x), rest=collections.defaultdict(list, parts=[self.fc(x)]))
+    net = Net()
+    net.initialize()
+    amp.init("bfloat16" if RUNS_BFLOAT16 else "float16")
+    result = net(mx.nd.ones((2, 16)))
+    assert type(result) is Named
+    assert isinstance(result["rest"], collections.defaultdict)
+    assert result["first"].dtype == result["rest"]["parts"][0].dtype == np.float32
+    assert result["rest"]["more"] == []

@@ -536,3 +536,32 @@ def test_converted_symbols_with_parameters_in_bfloat16_are_bound(dtype):
     if dtype == "bfloat16":  # other CPUs cannot run it
         executor.copy_params_from(arguments)
         assert relative(expected, executor.forward(data=given)[0].asnumpy()) < 8 * BF16_EPS
+
+
+class TestErrorsOfMonitors:
+    """ctypes prints what a function that C calls raises, and goes on: it is raised behind the call."""
+
+    @staticmethod
+    def fails(*told):
+        raise KeyboardInterrupt("stop")
+
+    @pytest.mark.parametrize("phase", ["forward", "backward"])
+    def test_executors(self, phase):
+        amp.init(LOW)
+        executor = bound(small_maps(), (2, 16, 6, 6))
+        if phase == "backward":
+            executor.forward(is_train=True)
+        executor.set_monitor_callback(self.fails)
+        with pytest.raises(KeyboardInterrupt, match="stop"):
+            executor.forward() if phase == "forward" else executor.backward(mx.nd.ones((2, 4)))
+        executor.set_monitor_callback(lambda name, array: None)
+        assert executor.forward()[0].shape == (2, 4)
+
+    def test_hybridized_blocks(self):
+        net = nn.Dense(4, in_units=8)
+        net.initialize()
+        net.hybridize()
+        net.register_op_hook(self.fails)
+        amp.init(LOW)
+        with pytest.raises(KeyboardInterrupt, match="stop"):
+            net(mx.nd.ones((2, 8)))

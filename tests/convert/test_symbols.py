@@ -1,37 +1,50 @@
-"""What converted symbols may be used for: training where they still have gradients, their own parameters, names."""
+"""Converted symbols: every way to run, train, save and name them, and what is refused."""
 from __future__ import annotations
 
 import copy
 import json
+import pickle
+import subprocess
+import sys
 
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import LOW
+from cpu_kinds import LACKING, LOW, RUNS_BFLOAT16
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
+from mxnet.gluon import SymbolBlock, nn
 from networks import relative
 
 import gluon_amp as amp
-from gluon_amp.errors import StateError
+from gluon_amp.errors import GraphError, PolicyError, StateError
 
-pytestmark = pytest.mark.machine
+pytestmark = [pytest.mark.machine, pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+GPU = {"target_dtype": "float16", "device": mx.gpu(0)}
 SHAPES = {"data": (8, 16, 8, 8), "softmax_label": (8,)}
+DATA = {name: [(name, shape)] for name, shape in SHAPES.items()}
 both = pytest.mark.parametrize("dtype", [LOW, "float32"])
+FOLDED = [{"optimize": "all"}, {"optimize": ["fold_batch_norm"]}, {"optimize": "all", "disable_passes": ["fuse"]}]
 
 
-def body(data, odd=False):
+def layer(data, name="conv", filters=32):
+    return mx.sym.Convolution(data, num_filter=filters, kernel=(3, 3), no_bias=True, name=name)
+
+
+def normalised(data, **attrs):
+    return mx.sym.BatchNorm(data, name="bn", fix_gamma=False, **attrs)
+
+
+def network(odd=False):
+    data = mx.sym.var("data")
     for number in (1, 2):
         data = mx.sym.Convolution(data, num_filter=264 if odd else 32, kernel=(3, 3), pad=(1, 1), no_bias=number == 1,
                                   name=f"conv{number}")
         if not odd:
             data = mx.sym.BatchNorm(data, fix_gamma=False, name=f"bn{number}")
         data = mx.sym.Activation(data, act_type="relu", name=f"relu{number}")
-    return mx.sym.Pooling(data, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
-
-
-def network(**options):
-    drop = mx.sym.Dropout(body(mx.sym.var("data"), **options), p=0.0, name="drop")
+    pool = mx.sym.Pooling(data, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
+    drop = mx.sym.Dropout(pool, p=0.0, name="drop")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(drop, num_hidden=4, name="fc"), name="softmax")
 
 
@@ -51,30 +64,41 @@ def batch(seed=7):
                            [mx.nd.array(generator.randint(0, 4, SHAPES["softmax_label"]))])
 
 
-def bound(symbol, for_training=True, labels=True, **options):
-    module = mx.mod.Module(symbol, label_names=["softmax_label"] if labels else None, **options)
-    module.bind([("data", SHAPES["data"])], [("softmax_label", SHAPES["softmax_label"])] if labels else None,
-                for_training=for_training)
+def run(symbol, args, aux, **data):
+    arrays = {**args, **aux, **data}
+    found = mx.nd.CachedOp(symbol)(*[arrays[name] for name in symbol.list_inputs()])
+    return [output.asnumpy() for output in (found if isinstance(found, list) else [found])]
+
+
+def bound(symbol, for_training=True, **options):
+    module = mx.mod.Module(symbol, **options)
+    module.bind(DATA["data"], DATA["softmax_label"], for_training=for_training)
     return module
+
+
+def forward(module):
+    module.forward(batch(), is_train=False)
+    return module.get_outputs()[0].asnumpy()
+
+
+def with_parameters(module, args, aux):
+    module.set_params(args, aux)
+    return module
+
+
+def predicted(symbol, args, aux):
+    return forward(with_parameters(bound(symbol, False), args, aux))
 
 
 def trained(symbol, args, aux, steps=3):
     """Train a symbol by a module; return its parameters."""
-    module = bound(symbol)
-    module.set_params(args, aux)
+    module = with_parameters(bound(symbol), args, aux)
     module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
     for step in range(steps):
         module.forward_backward(batch(step))
         module.update()
     mx.nd.waitall()  # MXNet's modules give the statistics of an earlier step before
     return {name: array.asnumpy() for params in module.get_params() for name, array in params.items()}
-
-
-def predicted(symbol, args, aux, for_training=False):
-    module = bound(symbol, for_training)
-    module.set_params(args, aux)
-    module.forward(batch(), is_train=False)
-    return module.get_outputs()[0].asnumpy()
 
 
 def wide(symbol, name):
@@ -86,7 +110,58 @@ def operators(symbol):
     return {(node["name"], node["op"]) for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]}
 
 
-FOLDED = [{"optimize": "all"}, {"optimize": ["fold_batch_norm"]}, {"optimize": "all", "disable_passes": ["fuse"]}]
+def casts(symbol):
+    return symbol.tojson(remove_amp_cast=False).count("amp_cast")
+
+
+def loaded(model, folder):
+    mx.model.save_checkpoint(str(folder / "net"), 0, *model)
+    module = mx.mod.Module.load(str(folder / "net"), 0)
+    module.bind(DATA["data"], DATA["softmax_label"], for_training=False)
+    return module
+
+
+def imported(model, folder):
+    mx.model.save_checkpoint(str(folder / "net"), 0, *model)
+    block = SymbolBlock.imports(str(folder / "net-symbol.json"), list(SHAPES), str(folder / "net-0000.params"))
+    return block(*batch().data, *batch().label).asnumpy()
+
+
+def saved_again(model, folder):
+    module = with_parameters(bound(model[0], False), *model[1:])
+    module.save_checkpoint(str(folder / "again"), 0)
+    return predicted(*mx.model.load_checkpoint(str(folder / "again"), 0))
+
+
+def simply_bound(model, folder):
+    executor = model[0].simple_bind(mx.cpu(), **SHAPES, grad_req="null")
+    executor.copy_params_from(*model[1:])
+    return executor.forward(is_train=False, data=batch().data[0])[0].asnumpy()
+
+
+ROUTES = {
+    "cached op": lambda model, folder: run(*model, data=batch().data[0], softmax_label=batch().label[0])[0],
+    "module": lambda model, folder: predicted(*model),
+    "checkpoint": lambda model, folder: forward(loaded(model, folder)),
+    "imported": imported, "saved again": saved_again, "simple_bind": simply_bound,
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("options", [{}, {"cast_optional_params": False}, {"cast_optional_params": True},
+                                     {"target_dtype_ops": ["Convolution"]}, *FOLDED], ids=str)
+@both
+def test_every_way_to_run_a_model(dtype, options, route, tmp_path):
+    symbol = network()
+    args, aux = values(symbol, **SHAPES)
+    model = amp.convert_model(symbol, args, aux, dtype, data_names=["data"], **options)
+    error = relative(predicted(symbol, args, aux), ROUTES[route](model, tmp_path))
+    assert error < (1e-5 if dtype == "float32" else 0.02)
+    if dtype == "bfloat16":
+        assert error > 0
+        stored = options.get("cast_optional_params", options.get("optimize") == "all")
+        assert any(array.dtype == BFLOAT16 for array in model[1].values()) == stored
+        assert casts(model[0])
 
 
 class TestPlainConversions:
@@ -234,15 +309,11 @@ class TestTraining:
     def test_a_head_on_frozen_folded_layers_is_trained(self):
         symbol = network()
         args, aux = values(symbol, **SHAPES)
-
-        def with_head(symbol):
-            head = mx.sym.FullyConnected(wide(symbol, "pool"), num_hidden=4, name="head")
-            return mx.sym.SoftmaxOutput(head, name="softmax")
-
-        converted, new_args, new_aux = amp.convert_model(symbol, args, aux, LOW, optimize=["fold_batch_norm"])
         found = []
-        for each, arrays, states in ((symbol, args, aux), (converted, new_args, new_aux)):
-            made = with_head(each)
+        for each, arrays, states in ((symbol, args, aux), amp.convert_model(symbol, args, aux, LOW,
+                                                                            optimize=["fold_batch_norm"])):
+            head = mx.sym.FullyConnected(wide(each, "pool"), num_hidden=4, name="head")
+            made = mx.sym.SoftmaxOutput(head, name="softmax")
             own = {name: array for name, array in arrays.items() if name in made.list_arguments()}
             module = bound(made, fixed_param_names=list(own))
             module.init_params(mx.init.One(), own, states, allow_missing=True)
@@ -292,14 +363,6 @@ class TestTraining:
 class TestParameters:
     """A folded network takes its own parameters only."""
 
-    @pytest.mark.parametrize("options", FOLDED, ids=str)
-    def test_its_own_are_taken(self, options):
-        symbol = network()
-        args, aux = values(symbol, **SHAPES)
-        expected = predicted(symbol, args, aux)
-        model = amp.convert_model(symbol, args, aux, LOW, **options)
-        assert relative(expected, predicted(*model)) < 0.02
-
     @pytest.mark.parametrize("give", [
         lambda module, args, aux: module.set_params(args, aux),
         lambda module, args, aux: module.set_params(args, aux, allow_missing=True),
@@ -323,11 +386,10 @@ class TestParameters:
         symbol = network()
         args, aux = values(symbol, **SHAPES)
         module = mx.mod.BucketingModule(lambda key: (symbol, ("data",), ("softmax_label",)), default_bucket_key=1)
-        shapes = [("data", SHAPES["data"])], [("softmax_label", SHAPES["softmax_label"])]
-        module.bind(*shapes, for_training=False)
+        module.bind(*DATA.values(), for_training=False)
         module.init_params(arg_params=args, aux_params=aux)
         converted = amp.convert_bucketing_module(module, LOW, optimize="all")
-        converted.bind(*shapes, for_training=False)
+        converted.bind(*DATA.values(), for_training=False)
         for options in ({}, {"allow_missing": True, "allow_extra": True}):
             with pytest.raises(StateError, match="is made of conv1_weight"):
                 converted.set_params(args, aux, **options)
@@ -337,10 +399,9 @@ class TestParameters:
         args, aux = values(symbol, **SHAPES)
         model = amp.convert_model(symbol, args, aux, LOW, optimize=["align_channels", "cast_params_offline"],
                                   data_example=SHAPES)
-        if LOW == "bfloat16":
-            assert model[1]["conv1_weight_padded_bfloat16"].shape[0] == 272
         module = bound(model[0], for_training=False)
         if LOW == "bfloat16":
+            assert model[1]["conv1_weight_padded_bfloat16"].shape[0] == 272
             with pytest.raises(StateError, match="made of conv1_weight"):
                 module.set_params(args, aux, allow_missing=True)
         assert relative(predicted(symbol, args, aux), predicted(*model)) < 0.02
@@ -354,9 +415,8 @@ class TestParameters:
 
     def test_a_part_of_its_own_may_be_set_alone(self):
         symbol = network()
-        converted, args, aux = amp.convert_model(symbol, *values(symbol, **SHAPES), "float32", optimize="all")
-        module = bound(converted, for_training=False)
-        module.set_params(args, aux)
+        model = amp.convert_model(symbol, *values(symbol, **SHAPES), "float32", optimize="all")
+        module = with_parameters(bound(model[0], for_training=False), *model[1:])
         module.set_params({"fc_bias": mx.nd.ones(4)}, {}, allow_missing=True)
         assert module._exec_group.execs[0].arg_dict["fc_bias"].asnumpy().tolist() == [1] * 4
 
@@ -370,8 +430,48 @@ class TestParameters:
         assert (mx.sym.Symbol.bind, mx.mod.Module.init_params) == originals
 
 
+HEADS = {
+    "batch norm": lambda x: normalised(mx.sym.relu(layer(x), name="relu")),
+    "batch norm with statistics": lambda x: mx.sym.Group(list(normalised(mx.sym.relu(layer(x)), output_mean_var=True))),
+    "folded batch norm": lambda x: normalised(layer(x)),
+    "a layer and its dropout": lambda x: (lambda y: mx.sym.Group([y, mx.sym.Dropout(y, name="drop")]))(
+        mx.sym.FullyConnected(x, num_hidden=8, name="fc")),
+    "a layer twice": lambda x: (lambda y: mx.sym.Group([y, mx.sym.identity(y, name="same"), mx.sym.BlockGrad(
+        y, name="cut")]))(layer(x)),
+    "split": lambda x: mx.sym.split(layer(x), num_outputs=4, name="split"),
+    "a part of a split": lambda x: mx.sym.split(layer(x), num_outputs=4, name="split")[2],
+    "a split and a part": lambda x: (lambda y: mx.sym.Group([y[1], mx.sym.relu(y[0], name="relu"), y[3]]))(
+        mx.sym.split(layer(x), num_outputs=4, name="split")),
+    "layer and activation": lambda x: (lambda y: mx.sym.Group([y, mx.sym.relu(y, name="relu")]))(layer(x)),
+    "joined by NumPy": lambda x: mx.sym.np.concatenate([layer(x).as_np_ndarray()] * 2, axis=1).as_nd_ndarray(),
+    "data": lambda x: mx.sym.Group([x, layer(x)]),
+    "inner tensors": lambda x: normalised(mx.sym.relu(layer(x), name="relu")).get_internals(),
+}
+
+
 class TestNames:
     """A name gives the value that it gave in the network, or nothing."""
+
+    @pytest.mark.parametrize("options", [{"target_dtype": "bfloat16"}, {"target_dtype": "float32"}, GPU,
+                                         {"target_dtype": "bfloat16", "optimize": "all"},
+                                         {"target_dtype": "float32", "optimize": "all"},
+                                         {"target_dtype": "bfloat16", "cast_outputs": False}], ids=str)
+    @pytest.mark.parametrize("heads", HEADS)
+    def test_outputs_keep_their_names_and_values(self, heads, options):
+        if options.get("target_dtype") == "bfloat16" and not RUNS_BFLOAT16:
+            pytest.skip(f"{LACKING} bfloat16")
+        symbol = HEADS[heads](mx.sym.var("data"))
+        args, aux = values(symbol, data=(2, 16, 6, 6))
+        converted, new_args, new_aux = amp.convert_model(symbol, args, aux, **options)
+        assert converted.list_outputs() == symbol.list_outputs()
+        assert mx.sym.load_json(converted.tojson()).list_outputs() == symbol.list_outputs()
+        kept = set(converted.list_inputs()) | {"data"}
+        if options is GPU or options.get("cast_outputs") is False or (
+                "inner" in heads and not set(symbol.list_inputs()) <= kept):
+            return
+        data = mx.nd.random.normal(shape=(2, 16, 6, 6))
+        for one, other in zip(run(symbol, args, aux, data=data), run(converted, new_args, new_aux, data=data)):
+            assert relative(one, other) < (1e-5 if options["target_dtype"] == "float32" else 0.02)
 
     @pytest.mark.parametrize("options", [{}, {"cast_optional_params": True}, *FOLDED,
                                          {"optimize": ["align_channels", "cast_params_offline"]},
@@ -405,6 +505,169 @@ class TestNames:
         names = converted.get_internals().list_outputs()
         assert "bn1_output" in names
         assert not {"conv1_output", "conv1_weight", "conv2_weight", "conv2_bias"} & set(names)
+
+
+class TestSymbolAlone:
+    def test_it_is_a_graph_of_casts_whose_files_keep_them(self, tmp_path):
+        """Its text drops casts as MXNet's does."""
+        symbol = network()
+        converted = amp.convert_symbol(symbol, **GPU)
+        count = casts(converted)
+        nodes = [sorted(node["op"] for node in json.loads(each.tojson())["nodes"]) for each in (symbol, converted)]
+        assert nodes[0] == nodes[1]
+        assert count > 3
+        assert mx.test_utils.same_symbol_structure(converted, symbol)
+        mx.model.save_checkpoint(str(tmp_path / "net"), 0, converted, {}, {})
+        assert (tmp_path / "net-symbol.json").read_text().count("amp_cast") == count
+        assert casts(pickle.loads(pickle.dumps(converted))) == count
+        for again in (copy.copy(converted), copy.deepcopy(converted)):
+            again.save(str(tmp_path / "again.json"), remove_amp_cast=True)
+            assert (tmp_path / "again.json").read_text().count("amp_cast") == count
+
+    @pytest.mark.parametrize("part", [lambda symbol: symbol.get_internals()["conv_output"], lambda symbol: symbol[0]])
+    def test_files_of_its_parts_keep_casts(self, tmp_path, part):
+        symbol = layer(mx.sym.var("data"))
+        args, _ = values(symbol, data=(1, 16, 8, 8))
+        for converted in (amp.convert_symbol(symbol, **GPU), amp.convert_model(symbol, args, {}, **GPU)[0]):
+            mx.model.save_checkpoint(str(tmp_path / "part"), 0, part(converted), {}, {})
+            assert (tmp_path / "part-symbol.json").read_text().count("amp_cast") == casts(part(converted)) > 0
+
+    def test_its_text_keeps_casts_where_its_variables_are_in_low_precision(self):
+        options = {"data_names": ["data", "softmax_label"], "cast_optional_params": True, **GPU}
+        assert "amp_cast" in amp.convert_symbol(network(), **options).tojson()
+
+    def test_it_is_portable_unless_more_is_asked_for(self):
+        symbol = mx.sym.Activation(layer(mx.sym.var("data")), act_type="relu")
+        assert "_sg_mkldnn" not in amp.convert_symbol(symbol, "bfloat16").tojson()
+        assert "_sg_mkldnn" in amp.convert_symbol(symbol, "bfloat16", optimize=["fuse"]).tojson()
+
+    @pytest.mark.bf16
+    @pytest.mark.parametrize("groups", [1, 8, 16])
+    @pytest.mark.parametrize("optional", [False, True])
+    def test_mxnets_own_way_to_run_it(self, groups, optional):
+        data = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=16, num_group=groups, no_bias=True,
+                                  name="conv")
+        symbol = mx.sym.FullyConnected(data, num_hidden=4, name="fc")
+        args, aux = values(symbol, data=(2, 16, 8, 8))
+        data = mx.nd.random.normal(shape=(2, 16, 8, 8))
+        converted = amp.convert_symbol(symbol, "bfloat16", target_dtype_ops=["Convolution"], data_names=["data"],
+                                       cast_optional_params=optional)
+        assert set(converted.list_inputs()) == set(symbol.list_inputs())
+        executor = converted.simple_bind(mx.cpu(), data=data.shape, grad_req="null")
+        types = {name: array.dtype for name, array in executor.arg_dict.items()}
+        assert [name for name, dtype in types.items() if dtype == BFLOAT16] == ["conv_weight"] * optional
+        executor.copy_params_from(args, aux)
+        found = executor.forward(is_train=False, data=data)[0].asnumpy()
+        assert relative(run(symbol, args, aux, data=data)[0], found) < 0.02
+
+    def test_without_data_names_typed_variables_are_parameters(self):
+        typed = mx.sym.FullyConnected(mx.sym.var("data"), mx.sym.var("w", dtype="float32"), num_hidden=8, no_bias=True)
+        converted = amp.convert_symbol(typed, cast_optional_params=True, **GPU)
+        assert converted.attr_dict()["w"]["__dtype__"] == "2"
+        assert converted.attr_dict()["data"]["__dtype__"] == "0"
+
+    @pytest.mark.parametrize(("given", "low"), [(["bfloat16", "bfloat16"], True), (["bfloat16", "float32"], False),
+                                                (["bfloat16", None], False)], ids=str)
+    def test_a_variable_that_the_programs_own_casts_read_is_stored_in_their_type(self, given, low):
+        weight = mx.sym.var("weight")
+        reads = [weight if dtype is None else mx.sym.amp_cast(weight, dtype=BFLOAT16 if dtype == "bfloat16" else dtype)
+                 for dtype in given]
+        symbol, arrays = mx.sym.Group(reads), {"weight": mx.nd.random.normal(shape=(3, 4))}
+        expected = run(symbol, arrays, {})
+        for offline in (True, False):
+            converted = amp.convert_symbol(symbol, "bfloat16", data_names=[], cast_optional_params=offline)
+            assert converted.list_outputs() == symbol.list_outputs()
+            executor = converted.simple_bind(mx.cpu(), weight=(3, 4))
+            assert (executor.arg_dict["weight"].dtype == BFLOAT16) == (low and offline)
+            executor.copy_params_from(arrays)
+            for one, other in zip(expected, executor.forward()):
+                assert one.dtype == other.dtype
+                np.testing.assert_array_equal(one, other.asnumpy())
+        model, args, _ = amp.convert_model(symbol, arrays, {}, "bfloat16", cast_optional_params=True)
+        assert (args["weight"].dtype == BFLOAT16) == low
+        assert "amp_cast" in model.tojson()
+
+
+class TestLists:
+    @pytest.mark.bf16
+    @pytest.mark.parametrize("channels", [1, 3, 8, 16])
+    def test_low_operators_are_low_for_every_channel_count(self, channels):
+        symbol = mx.sym.Pooling(layer(mx.sym.var("data")), kernel=(2, 2), pool_type="max")
+        args, aux = values(symbol, data=(2, channels, 8, 8))
+        converted, new_args, _ = amp.convert_model(symbol, args, aux, "bfloat16", target_dtype_ops=["Convolution"],
+                                                   cast_optional_params=True,
+                                                   data_example={"data": (2, channels, 8, 8)})
+        assert new_args["conv_weight"].dtype == BFLOAT16
+        data = mx.nd.random.normal(shape=(2, channels, 8, 8))
+        assert relative(*(run(symbol, args, aux, data=data) + run(converted, new_args, {}, data=data))) < 0.02
+
+    def test_but_not_where_the_kernel_is_not_sound(self):
+        symbol = mx.sym.Convolution(mx.sym.var("data"), num_filter=8, kernel=(3, 3), layout="NHWC", name="conv")
+        args = {"conv_weight": mx.nd.ones((8, 3, 3, 16)), "conv_bias": mx.nd.zeros(8)}
+        _, new_args, _ = amp.convert_model(symbol, args, {}, "bfloat16", target_dtype_ops=["Convolution"],
+                                           cast_optional_params=True)
+        assert new_args["conv_weight"].dtype == np.float32
+
+    @pytest.mark.parametrize(("condition", "message"), [
+        (("Convolution", "kernle", ["(1, 1)"]), "no attribute 'kernle'. Did you mean 'kernel'"),
+        (("Activation", "act_type", ["rellu"]), r"never 'rellu': expected some of relu, sigmoid"),
+        (("Convolution", "no_bias", ["no"]), "never 'no': expected some of False"),
+        (("Convolution", "weight", ["x"]), "no attribute 'weight'"),
+        (("Convolution", "kernel", []), r"never \[\]")])
+    def test_a_condition_that_never_holds_is_refused(self, condition, message):
+        for apply in (lambda lists: amp.init("bfloat16" if RUNS_BFLOAT16 else "float32", **lists),
+                      lambda lists: amp.convert_symbol(layer(mx.sym.var("data")), **GPU, **lists)):
+            with pytest.raises(PolicyError, match=message):
+                apply({"conditional_fp32_ops": [condition]})
+
+    @pytest.mark.parametrize(("attribute", "value"), [
+        ("kernel", "(3,3)"), ("kernel", "(3, 3)"), ("kernel", (3, 3)), ("no_bias", "True"), ("no_bias", "1"),
+        ("no_bias", True)])
+    def test_values_are_read_in_every_spelling(self, attribute, value):
+        symbol = mx.sym.Convolution(layer(mx.sym.var("data")), num_filter=32, kernel=(1, 1), name="small")
+        args, _ = values(symbol, data=(1, 16, 8, 8))
+        _, new_args, _ = amp.convert_model(symbol, args, {}, conditional_fp32_ops=[("Convolution", attribute, [value])],
+                                           cast_optional_params=True, **GPU)
+        assert (new_args["conv_weight"].dtype, new_args["small_weight"].dtype) == (np.float32, np.float16)
+
+
+class TestParametersOfAnotherNetwork:
+    def model(self, channels=16, hidden=8):
+        x = normalised(layer(layer(mx.sym.var("data")), "second", 24))
+        x = mx.sym.Flatten(mx.sym.Pooling(mx.sym.relu(x), global_pool=True, kernel=(1, 1), pool_type="avg"))
+        x = mx.sym.FullyConnected(mx.sym.FullyConnected(x, num_hidden=hidden, name="one"), num_hidden=2, name="two")
+        return (x, *values(x, data=(1, channels, 8, 8)))
+
+    @pytest.mark.parametrize("example", [None, {"data": (1, 16, 8, 8)}])
+    @pytest.mark.parametrize(("name", "shape"), [
+        ("second_weight", (24, 16, 3, 3)), ("bn_gamma", (32,)), ("bn_moving_var", (8,)), ("one_weight", (8, 16)),
+        ("two_weight", (2, 9)), ("conv_weight", (16, 16, 3, 3)), ("conv_weight", (32, 16, 1, 1)), ("one_bias", (9,)),
+        ("", ())])
+    def test_shapes_have_to_fit_between_layers(self, name, shape, example):
+        symbol, args, aux = self.model()
+        if not name:
+            assert amp.convert_model(symbol, args, aux, data_example=example)[0].list_outputs() == ["two_output"]
+            return
+        (aux if "moving" in name else args)[name] = mx.nd.ones(shape)
+        with pytest.raises(GraphError, match=f"{name}|do not belong together|does not fit"):
+            amp.convert_model(symbol, args, aux, data_example=example)
+
+    def test_names_have_to_fit(self):
+        symbol, args, aux = self.model()
+        with pytest.raises(GraphError, match="parameters lack conv_weight, second_weight"):
+            amp.convert_model(symbol, {f"other_{name}": array for name, array in args.items()}, aux)
+
+    def test_the_command_refuses_them(self, tmp_path):
+        symbol, *_ = self.model()
+        _, args, aux = self.model(hidden=9)
+        args["two_weight"] = args["two_weight"][:, :8]
+        mx.model.save_checkpoint(str(tmp_path / "net"), 0, symbol, args, aux)
+        child = subprocess.run([sys.executable, "-m", "gluon_amp", "convert", str(tmp_path / "net-symbol.json"),
+                                str(tmp_path / "net-0000.params"), "-o", str(tmp_path / "out")], capture_output=True,
+                               text=True, check=False)
+        assert child.returncode != 0
+        assert "one_" in child.stderr
+        assert not list(tmp_path.glob("out/*"))
 
 
 class TestBlocks:
@@ -470,11 +733,37 @@ class TestBlocks:
     @pytest.mark.bf16
     def test_an_imported_one_is_not_trained_under_amp(self, tmp_path):
         files = amp.convert_hybrid_block(self.net(), LOW).export(tmp_path / "net")
-        imported = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
-        imported.hybridize()
+        block = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+        block.hybridize()
         amp.init(LOW)
         with autograd.record():
-            assert imported(mx.nd.ones((2, 16, 6, 6))).shape == (2, 4)
-        trainer = gluon.Trainer(imported.collect_params(), "sgd")
+            assert block(mx.nd.ones((2, 16, 6, 6))).shape == (2, 4)
+        trainer = gluon.Trainer(block.collect_params(), "sgd")
         with pytest.raises(StateError, match="cannot be trained"):
-            self.step(imported, trainer)
+            self.step(block, trainer)
+
+    @pytest.mark.parametrize("target", [pytest.param("bfloat16", marks=pytest.mark.bf16), "float16", "float32"])
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_float64_networks_stay_float64(self, bias, target):
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(8, 3, in_channels=4, use_bias=bias), nn.BatchNorm(in_channels=8))
+        if not bias:
+            net.add(nn.Activation("relu"), nn.Dense(3, in_units=128))
+        net.initialize(mx.init.Xavier())
+        net.cast("float64")
+        net[1].running_mean.set_data(mx.nd.random.normal(shape=8).astype("float64"))
+        data = mx.nd.random.normal(shape=(2, 4, 6, 6)).astype("float64")
+        for example in (None, data):
+            converted = amp.convert_hybrid_block(net, target, data_example=example)
+            assert relative(net(data).asnumpy(), converted(data).asnumpy()) < 1e-12
+            assert {parameter.dtype for parameter in converted.collect_params().values()} == {np.float64}
+
+    def test_files_are_written_through_links(self, tmp_path):
+        net = nn.Dense(2, in_units=2)
+        net.initialize()
+        (tmp_path / "store").mkdir()
+        for ending in ("symbol.json", "0000.params"):
+            (tmp_path / f"net-{ending}").symlink_to(tmp_path / "store" / ending)
+        amp.convert_hybrid_block(net).export(tmp_path / "net")
+        assert (tmp_path / "net-symbol.json").is_symlink()
+        assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["0000.params", "symbol.json"]
