@@ -13,7 +13,7 @@ from ..costs import KERNELS, Kernel, Layer, Rates
 from ..dtypes import FLOAT32
 from ..graph import Consumers, Entry, Graph, Node
 from ..graph.attrs import integer, integers, is_channels_last, is_set
-from ..graph.decision import WISHES
+from ..graph.graph import WISHES
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
 from ..rules.shapes import pools_to_means
 from .activations import HARD_SWISH
