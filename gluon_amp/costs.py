@@ -18,7 +18,7 @@ from ._machine import Cpu
 from .dtypes import isa_distance
 
 _FILE = Path(__file__).with_name("rates.json")
-TRANSPOSE, TRANSPOSE_NORMED, CAST, CALL = "transpose", "transpose behind BatchNorm", "cast", "call"
+TRANSPOSE, CAST, CALL = "transpose", "cast", "call"
 OPERATORS = ("clip", "swish", "scale", "mean", "add", "activation")
 
 
@@ -99,16 +99,12 @@ class Rates:
         """Return the cost of an operator on each value of a map."""
         return [cost * values / 1e6 for cost in self.maps[name]]
 
-    def conversion(self, values: int, given: Kernel, wanted: Kernel, is_normed: bool = False) -> float:
-        """Return the cost of a map that one kernel gives and another one takes; maps are transposed in FP32.
-
-        MXNet's BatchNorm, whose gradient is in plain layout then, runs backward by oneDNN's loops of reference.
-        """
+    def conversion(self, values: int, given: Kernel, wanted: Kernel) -> float:
+        """Return the cost of a map that one kernel gives and another one takes; maps are transposed in FP32."""
         transposed, casts = given.nhwc != wanted.nhwc, int(given.low != wanted.low)
         if transposed:
             casts = given.low + wanted.low
-        behind = TRANSPOSE_NORMED if is_normed and wanted.nhwc else TRANSPOSE
-        by_value = transposed * self.maps[behind][0] + casts * self.maps[CAST][0]
+        by_value = transposed * self.maps[TRANSPOSE][0] + casts * self.maps[CAST][0]
         return by_value * values / 1e6 + (transposed + casts) * self.maps[CALL][0]
 
     def nearest(self, layer: Layer) -> Measured:
@@ -123,9 +119,9 @@ def _nearest(rates: Rates, layer: Layer) -> Measured:
 
 def preferring(kernel: Kernel) -> Rates:
     """Return rates by which one kernel is the best for every operator that it can run."""
-    costs = [float(each != kernel) for each in KERNELS]
+    costs = [float(each.nhwc != kernel.nhwc) + 0.5 * (each.low != kernel.low) for each in KERNELS]
     layer = Measured(Layer((1, 1), 1, 16, 16, 1), costs, costs)
-    conversions = dict.fromkeys((TRANSPOSE, TRANSPOSE_NORMED, CAST, CALL), (1e-3,))
+    conversions = dict.fromkeys((TRANSPOSE, CAST, CALL), (1e-3,))
     return Rates(Cpu("", -1, -1), "", 1.0, (layer,), {**dict.fromkeys(OPERATORS, costs), **conversions})
 
 

@@ -109,7 +109,9 @@ def choose(nodes: Sequence[Node], consumers: Consumers, context: Context) -> dic
     """Return the kernel of each of the :func:`candidates`, by the id of its node."""
     rates = context.device.rates
     number = {id(node): position for position, node in enumerate(nodes)}
-    members = [_Member(node, [_cost(node, kernel, own, number, consumers, context)
+    low = _lowerable(nodes, consumers, context)
+    members = [_Member(node, [_cost(node, kernel, own, number, consumers, context) if
+                              _may_run(node, kernel, id(node) in low, context) else inf
                               for kernel, own in zip(KERNELS, _own_costs(node, rates))],
                        [_Map(number[id(entry.node)], prod(entry.shape or ()), _is_normed(entry))
                         for entry in maps_of(node) if _is_member(entry, number)])
@@ -127,11 +129,21 @@ def _is_normed(entry: Entry) -> bool:
     return node.op == "BatchNorm"
 
 
-def _may_run(node: Node, kernel: Kernel, context: Context) -> bool:
+def _lowerable(nodes: Sequence[Node], consumers: Consumers, context: Context) -> set[int]:
+    """Return the ids of operators that may run in low precision in C++: users that want FP32 get no rounded map."""
+    found: set[int] = set()
+    for node in reversed(nodes) if context.policy.lowers else ():
+        is_inner = not consumers.is_head(Entry(node)) and all(id(each) in found for each in consumers.of(Entry(node)))
+        if Entry(node).dtype == context.target or (_can_lower(node) and is_inner):
+            found.add(id(node))
+    return found
+
+
+def _may_run(node: Node, kernel: Kernel, can_lower: bool, context: Context) -> bool:
     """Tell whether an operator may run in a kernel."""
     is_low = context.policy.lowers and Entry(node).dtype == context.target
     if kernel.low:
-        return is_low or (kernel.nhwc and context.policy.lowers and _can_lower(node))
+        return is_low or (kernel.nhwc and can_lower)
     return not is_low or (context.device.mixes and node.decided.cause not in WISHES)
 
 
@@ -159,13 +171,14 @@ def _layer(node: Node) -> Layer:
 def _cost(node: Node, kernel: Kernel, own: float, number: Mapping[int, int], consumers: Consumers,
           context: Context) -> float:
     """Return the cost of an operator, and of the maps that it takes from other operators and gives to these."""
-    if not _may_run(node, kernel, context):
-        return inf
     rates, entry = context.device.rates, Entry(node)
     if kernel != Kernel(context.policy.lowers and Entry(node).dtype == context.target, False):
         own *= _DOUBT
-    cost = own + sum(rates.conversion(prod(each.shape or ()), Kernel(each.dtype != FLOAT32, False), kernel)
-                     for each in maps_of(node) if not _is_member(each, number))
+    given = [(prod(each.shape or ()), Kernel(each.dtype != FLOAT32, False)) for each in maps_of(node)
+             if not _is_member(each, number)]
+    if node.op == "BatchNorm" and not kernel.nhwc and any(each.low != kernel.low for _, each in given):
+        return inf  # on maps in plain layout, as casts give them, it is slow
+    cost = own + sum(rates.conversion(values, each, kernel) for values, each in given)
     if not gives_map(node):
         return cost
     wanted = {Kernel(kernel.low if each.decided.rule in (NEUTRAL, WIDEST) else each.decided.rule == LOWER, False)
@@ -201,16 +214,20 @@ def _total(members: Sequence[_Member], choice: Sequence[int], rates: Rates) -> f
 
 
 def _edge(member: _Member, number: int, given: int, mine: int, rates: Rates) -> float:
-    """Return the cost of a map that comes from another member's kernel.
+    """Return the cost of a map that comes from another member's kernel, infinite where it may not.
 
-    Operators behind a convolution run as it does where they can: what lies between was measured in one kernel.
+    MXNet's BatchNorm runs backward by loops of reference where its gradient comes from a transposition. Otherwise what
+    stands behind a convolution runs as it does, where it can: it was measured so.
     """
     if given == mine:
         return 0.0
-    if number == 0 and member.node.op != "Convolution" and member.costs[given] < inf:
+    read, before, after = member.maps[number], KERNELS[given], KERNELS[mine]
+    begins = after.nhwc and not before.nhwc
+    if begins and read.is_normed:
         return inf
-    _, values, is_normed = member.maps[number]
-    return rates.conversion(values, KERNELS[given], KERNELS[mine], is_normed)
+    may_change = member.node.op == "Convolution" or number > 0 or member.costs[given] == inf or (
+        begins and before.low == after.low and member.node.op == "BatchNorm")
+    return rates.conversion(read.values, before, after) if may_change else inf
 
 
 def _along_trees(members: Sequence[_Member], before: Sequence[int], rates: Rates) -> list[int]:

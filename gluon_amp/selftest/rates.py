@@ -16,7 +16,7 @@ from mxnet.gluon import HybridBlock, nn
 
 from .. import _machine
 from .._mxnet.engine import interleaved
-from ..costs import CALL, CAST, KERNELS, TRANSPOSE, TRANSPOSE_NORMED, Kernel, own_file, preferring
+from ..costs import CALL, CAST, KERNELS, TRANSPOSE, Kernel, own_file, preferring
 from ..dtypes import BFLOAT16, FLOAT32, LOW_PRECISION, cpu_isa
 from ..errors import StateError
 from ..files import replacing
@@ -26,7 +26,8 @@ from ..state.devices import choose, device_supports
 from ..state.in_force import under
 from ..state.state import State, device_policies
 
-_IMAGES, _ROUNDS, _UNITS = 4, 5, 4
+_IMAGES, _UNITS = 4, 4
+_ROUNDS, _SECONDS = (5, 40), 0.15  # at least and at most, and about how long: on small layers noise is larger
 _ABSENT = 1e3  # milliseconds, of kernels that this CPU has not
 # Side of the filters, groups, channels, and side of the maps: what networks consist of, of channels in whole blocks of
 # 16 and of 8 and of others.
@@ -86,12 +87,13 @@ def measure(shown: bool = True) -> dict[str, Any]:
     with hooks.kept_in_place(), progress_bar(_LAYERS, desc="measure", unit="layer", shown=shown) as bar:
         layers = []
         for layer in bar:
-            convolution, whole = _alone(layer, ()), _alone(layer, ("norm", "activation"))
+            whole = _alone(layer, ("norm", "activation"))
+            convolution = list(map(min, _alone(layer, ()), whole))
             layers.append([*layer[:3], _IMAGES * layer[3] ** 2, convolution,
-                           [round(max(both - alone, 0.0), 4) for both, alone in zip(whole, convolution)]])
+                           [round(both - alone, 4) for both, alone in zip(whole, convolution)]])
         maps = _maps()
     gained = [row for row, layer in zip(layers, _LAYERS) if layer in _GAINED]
-    fp32, low = (sum(row[4][number] + row[5][number] for row in gained) for number in (0, 2))
+    fp32, low = (sum(row[4][number] + row[5][number] for row in gained) for number in (0, 2))  # in MXNet's kernels
     return {"cpu": list(_machine.cpu_kind()), "isa": cpu_isa(), "threads": _machine.threads(),
             "gain": round(fp32 / low, 2), "layers": layers, "maps": maps}
 
@@ -122,16 +124,15 @@ def _maps() -> dict[str, list[float]]:
     return {"activation": behind(bare, "activation"), "clip": behind(normed, "norm", "clip"),
             "swish": behind(normed, "norm", "swish"), "add": behind(normed, "norm", "add", "activation"),
             "scale": scale, "mean": [round(each / 3, 4) for each in scale],
-            TRANSPOSE: [round(turned, 4)],
-            TRANSPOSE_NORMED: [round(behind(normed, "norm", "activation", TRANSPOSE)[0] - turned, 4)],
-            CAST: [round(cast, 4)], CALL: [round(max(call, 0.0), 4)]}
+            TRANSPOSE: [round(turned, 4)], CAST: [round(cast, 4)], CALL: [round(max(call, 0.0), 4)]}
 
 
 def _alone(layer: tuple[int, int, int, int], operators: Sequence[str]) -> list[float]:
     """Return milliseconds of a layer in each kernel, without the pointwise one before a convolution in groups."""
     both, (_, groups, channels, pixels) = _in_each(layer, operators), layer
     before = _in_each((1, 1, channels, pixels), operators) if groups > 1 else [0.0] * len(both)
-    return [round(max(whole - part, 0.01 * whole), 4) for whole, part in zip(both, before)]
+    return [whole if whole == _ABSENT else round(max(whole - part, 0.01 * whole), 4)
+            for whole, part in zip(both, before)]
 
 
 def _in_each(layer: tuple[int, int, int, int], operators: Sequence[str]) -> list[float]:
@@ -145,8 +146,9 @@ def _in_each(layer: tuple[int, int, int, int], operators: Sequence[str]) -> list
             found.append(_ABSENT)
             continue
         with under(state):
-            few, many = interleaved([_step(_ready(_chain(side, groups, channels, operators, count)), data)
-                                     for count in (1, 1 + _UNITS)], _ROUNDS, of=min)
+            steps = [_step(_ready(_chain(side, groups, channels, operators, count)), data) for count in (1, 1 + _UNITS)]
+            once = sum(interleaved(steps, 1)) / 1e3
+            few, many = interleaved(steps, min(max(int(_SECONDS / once), _ROUNDS[0]), _ROUNDS[1]), of=min)
         found.append(round(max(many - few, 0.0) / _UNITS, 4))
     return found
 

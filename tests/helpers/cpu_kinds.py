@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gluon_amp.costs import Kernel, preferring
 from gluon_amp.dtypes import BFLOAT16, FLOAT16, cpu_isa, cpu_support
 from gluon_amp.state import devices
 from gluon_amp.state.devices import support
@@ -31,6 +32,12 @@ def run_on(isa, code, **environ):
     environ = {**os.environ, "DNNL_MAX_CPU_ISA": isa, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environ}
     return subprocess.run([sys.executable, "-W", "always::UserWarning", "-c", code], env=environ, capture_output=True,
                           text=True, timeout=300)
+
+
+def prefer(monkeypatch, nhwc):
+    """Let operators in C++, or MXNet's, be the fastest for all of image networks, in low precision where they can."""
+    rates = preferring(Kernel(True, nhwc))
+    monkeypatch.setattr("gluon_amp.state.state.cpu_rates", lambda: rates)
 
 
 def take_for(monkeypatch, isa):

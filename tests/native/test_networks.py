@@ -4,7 +4,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import take_for
+from cpu_kinds import prefer, take_for
 from graphs import conv, describe, graph, op, rewrite, variable
 from mxnet import nd
 from mxnet.gluon import HybridBlock, nn
@@ -297,6 +297,7 @@ def test_squeeze_and_excite_in_bfloat16(grad_req, monkeypatch):
 def check_trained(name, grad_req, flags, target, tolerance, monkeypatch, operators=None):
     _, _, cpu, expected_operators = NETWORKS[name]
     expected = trained(name, grad_req, flags)[1]
+    prefer(monkeypatch, nhwc=False)
     if cpu:
         take_for(monkeypatch, cpu)
     amp.init(target)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import take_for
+from cpu_kinds import prefer, take_for
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, Trainer, nn
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
@@ -16,7 +16,7 @@ from networks import observed, relative
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp.passes import activations, channels_last
+from gluon_amp.passes import activations
 from gluon_amp.passes.activations import HARD_SWISH
 from gluon_amp.passes.channels_last import NATIVE
 
@@ -24,6 +24,12 @@ pytestmark = pytest.mark.skipif(not all(map(native.is_available, NATIVE)), reaso
 
 MAPS = {"_gluon_amp_convolution", "_gluon_amp_batch_norm"}
 FLAGS = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+
+
+@pytest.fixture(autouse=True)
+def fast_in_cpp(monkeypatch):
+    """Let operators in C++ be the fastest."""
+    prefer(monkeypatch, nhwc=True)
 
 
 class Blocks(HybridBlock):
@@ -172,8 +178,6 @@ def operators_of(net):
     (Bottlenecks, {"groups": 12, "channels": 12, "dead": 3}, MAPS), (Excited, {}, NATIVE | {HARD_SWISH})])
 def test_training_is_that_of_float64(kind, settings, operators, flags, monkeypatch):
     """Networks train in FP32, under AMP as exactly as without it."""
-    if kind is Bottlenecks:
-        monkeypatch.setattr(channels_last, "BLOCK", 8)  # as on a CPU with AVX512
     monkeypatch.setattr(activations, "_LEAST", 1)
     batches = [batch(seed, (size, 3, 16, width)) for seed, (size, width) in enumerate([(4, 16), (2, 12), (4, 16)])]
     exact = results(made(kind, "float64", **settings), [each.astype("float64") for each in batches])

@@ -6,13 +6,12 @@ import functools
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import take_for
+from cpu_kinds import prefer, take_for
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from networks import NETWORKS, conv_net, gradients, outputs_of, ready
 
 import gluon_amp as amp
-from gluon_amp.passes import channels_last
 
 pytestmark = pytest.mark.machine
 
@@ -68,7 +67,7 @@ class TestTraining:
     @pytest.fixture(autouse=True)
     def without_chains(self, monkeypatch):
         """Convolutions of odd channels add in another order in C++, with tests of their own."""
-        monkeypatch.setattr(channels_last, "_COSTS_OF_AVX2", channels_last._COSTS_OF_AVX2._replace(by_product=0))
+        prefer(monkeypatch, nhwc=False)
 
     @pytest.mark.parametrize("mode", [{"active": False}, {}, {"static_alloc": True},
                                       {"static_alloc": True, "static_shape": True}], ids=str)

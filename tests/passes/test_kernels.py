@@ -1,0 +1,141 @@
+"""Which kernels are chosen: the cheapest of all assignments, by rates of CPUs, and what may not be chosen."""
+from __future__ import annotations
+
+import json
+import random
+from itertools import product
+from math import inf
+
+import pytest
+from graphs import graph, rewrite, variable
+from test_channels_last import block, blocks, bottleneck, conv, norm, plain
+
+from gluon_amp import costs
+from gluon_amp._machine import Cpu
+from gluon_amp.costs import CALL, CAST, KERNELS, OPERATORS, TRANSPOSE, Kernel, Layer, Measured, Rates, rates_of
+from gluon_amp.graph import Entry, Node
+from gluon_amp.passes import kernels
+from gluon_amp.passes.channels_last import NATIVE
+from gluon_amp.rules import Cause, Device, Policy
+
+INTEL, AMD, NONE = Cpu("GenuineIntel", 6, 207), Cpu("AuthenticAMD", 25, 17), Cpu("another", 1, 1)
+WIDE = (2, 16, 6, 6)
+
+
+def rates(**layers):
+    """Return rates by which pointwise convolutions cost so much in each kernel, and hardly anything else costs."""
+    made = tuple(Measured(Layer((side, side), 1, 16, 16, 72), costs_, (0.0,) * 4)
+                 for side, costs_ in ((1, layers["pointwise"]), (3, layers.get("others", layers["pointwise"]))))
+    return Rates(NONE, "AVX2", 1.0, made, {**dict.fromkeys(OPERATORS, (0.0,) * 4),
+                                           **dict.fromkeys((TRANSPOSE, CAST, CALL), (layers.get("by", 1e-3),))})
+
+
+def planned(head, measured, policy=None, mixes=True):
+    made = graph(head)
+    rewrite(made, policy or Policy("bfloat16"), Device(16, mixes=mixes, measured=measured), trains=True, native=NATIVE,
+            keep_outputs=False, check=True)
+    return {node.name: (node.op, Entry(node).dtype, node.decision) for node in made.operators()}
+
+
+class TestCheapest:
+    @pytest.mark.parametrize("seed", range(30))
+    def test_along_trees_none_is_cheaper(self, seed):
+        draw = random.Random(seed)
+        members = [kernels._Member(
+            Node(draw.choice(("Convolution", "BatchNorm", "clip")), str(number)),
+            [draw.choice((inf, draw.random(), draw.random())) for _ in KERNELS[1:]] + [draw.random()],
+            [kernels._Map(draw.randrange(number), 1000, draw.random() < 0.3)] if number and draw.random() < 0.9 else [])
+            for number in range(6)]
+        measured = rates(pointwise=(1, 1, 1, 1), by=draw.random() / 4)
+        least = min(kernels._total(members, choice, measured)
+                    for choice in product(range(len(KERNELS)), repeat=len(members)))
+        found = kernels._total(members, kernels._cheapest(members, measured), measured)
+        assert found == pytest.approx(least)
+
+    def test_at_joins_it_is_no_worse_than_one_kernel_for_all(self):
+        draw = random.Random(0)
+        for _ in range(50):
+            members = [kernels._Member(Node("elemwise_add", str(number)), [draw.random() for _ in KERNELS],
+                                       [kernels._Map(draw.randrange(number), 1000, False) for _ in range(2)]
+                                       if number else []) for number in range(8)]
+            measured = rates(pointwise=(1, 1, 1, 1), by=0.1)
+            found = kernels._total(members, kernels._cheapest(members, measured), measured)
+            assert found <= min(kernels._total(members, [kernel] * 8, measured) for kernel in range(len(KERNELS)))
+
+
+class TestChoice:
+    def test_each_kernel_where_it_is_the_fastest(self):
+        for number, kernel in enumerate(KERNELS):
+            made = planned(blocks("ab", plain(WIDE)), rates(pointwise=[0.0 if number == i else 9.0 for i in range(4)]))
+            op, dtype, _ = made["b"]
+            assert (op == "_gluon_amp_convolution", dtype == "bfloat16") == (kernel.nhwc, kernel.low)
+
+    def test_both_types_in_one_network(self):
+        wide = Entry(conv("large", blocks("ab", plain(WIDE)), kernel=(3, 3), pad=(1, 1)))
+        made = planned(blocks("cd", wide), rates(pointwise=(9, 9, 9, 0), others=(9, 0, 9, 9)))
+        assert [made[name][1] for name in ("a", "b", "large", "c", "d")] == [
+            "bfloat16", "bfloat16", "float32", "bfloat16", "bfloat16"]
+        assert made["large"][2].cause is Cause.DEVICE
+
+    def test_low_precision_that_was_asked_for_on_a_slow_cpu_is_kept(self):
+        made = planned(blocks("ab", plain(WIDE)), rates(pointwise=(0, 0, 9, 9)), mixes=False)
+        assert made["a"][1] == "bfloat16"
+
+    def test_what_transpositions_cost_is_counted(self):
+        assert planned(block("a", plain(WIDE)), rates(pointwise=(9, 0, 9, 0), by=20.0))["a"][0] == "Convolution"
+        assert planned(block("a", plain(WIDE)), rates(pointwise=(9, 0, 9, 0), by=0.1))["a"][0] != "Convolution"
+
+    def test_users_wishes_are_not_overruled(self):
+        policy = Policy("bfloat16", excluded=frozenset({"a"}))
+        made = planned(blocks("ab", plain(WIDE)), rates(pointwise=(9, 9, 9, 0)), policy)
+        assert (made["a"][1], made["b"][1]) == ("float32", "bfloat16")
+
+    def test_batch_norm_of_mxnet_never_stands_before_a_transposition(self):
+        """Its gradient would come from one, in plain layout, for which oneDNN has loops of reference only."""
+        head = Entry(norm("n", Entry(conv("c", Entry(norm("m", conv("b", plain(WIDE), kernel=(3, 3), pad=(1, 1))))))))
+        made = planned(head, rates(pointwise=(9, 0, 9, 9), others=(0, 9, 9, 9)), Policy("float32"))
+        assert [made[name][0] for name in "bmcn"] == ["Convolution", "_gluon_amp_batch_norm", "_gluon_amp_convolution",
+                                                      "_gluon_amp_batch_norm"]
+
+
+class TestRates:
+    def test_the_same_instructions_come_before_the_same_vendor(self):
+        assert rates_of(AMD, "AVX2").isa == "AVX2"
+        assert rates_of(INTEL, "AVX512_CORE_AMX").isa == "AVX512_CORE_AMX"
+        assert rates_of(NONE, "AVX512_CORE_BF16").isa == "AVX512_CORE_BF16"
+        assert rates_of(Cpu("GenuineIntel", 6, 1), "AVX512_CORE_BF16").cpu.vendor == "GenuineIntel"
+
+    def test_rows_are_complete(self):
+        for row in costs._rows():
+            assert row.layers
+            assert set(row.maps) == {*OPERATORS, TRANSPOSE, CAST, CALL}
+            assert all(len(each.convolution) == len(each.batch_norm) == len(KERNELS) and min(each.convolution) > 0
+                       for each in row.layers)
+
+    def test_rows_of_the_user_come_first(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        own = json.loads(costs._FILE.read_text())["rows"][0]
+        costs.own_file().parent.mkdir()
+        costs.own_file().write_text(json.dumps({"rows": [{**own, "gain": 7.0}]}))
+        costs._rows.cache_clear()
+        try:
+            assert rates_of(Cpu(*own["cpu"]), own["isa"]).gain == 7.0
+        finally:
+            costs._rows.cache_clear()
+
+    def test_a_layer_costs_what_the_most_similar_one_costs(self):
+        measured = rates(pointwise=(1, 2, 3, 4), others=(10, 20, 30, 40))
+        assert measured.convolution(Layer((1, 1), 1, 32, 16, 72)) == [2, 4, 6, 8]
+        assert measured.convolution(Layer((3, 3), 1, 16, 16, 36)) == [5, 10, 15, 20]
+        assert measured.conversion(10 ** 6, Kernel(False, False), Kernel(True, False)) == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize(("groups", "channels", "side", "is_nhwc"), [
+    (4, 16, 1, True), (24, 24, 1, True), (12, 12, 3, True), (16, 16, 5, True), (1, 16, 3, False), (1, 16, 1, False)])
+def test_layers_that_oneDNN_has_no_kernels_for_run_in_cpp_without_avx512(groups, channels, side, is_nhwc):
+    made = planned(bottleneck(groups, channels, side), None, Policy("float32"))
+    assert (made["xb"][0] != "Convolution") == is_nhwc
+
+
+def test_nothing_is_chosen_for_variables():
+    assert planned(Entry(variable("x", WIDE)), None) == {}
