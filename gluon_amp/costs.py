@@ -57,11 +57,11 @@ class Layer(NamedTuple):
         return self.groups > 1, is_depthwise, prod(self.window) == 1, whole
 
     def distance(self, other: Layer) -> float:
-        """Return how far another layer is from this one; 1 for twice the channels, the pixels or the window."""
-        sizes = ((self.before // self.groups, other.before // other.groups), (self.after, other.after),
-                 (self.pixels, other.pixels), (prod(self.window), prod(other.window)))
+        """Return how far another layer is from this one: 1 for twice the channels or pixels, 3 for twice the window."""
+        sizes = ((1, self.before // self.groups, other.before // other.groups), (1, self.after, other.after),
+                 (1, self.pixels, other.pixels), (3, prod(self.window), prod(other.window)))
         differ = sum(mine != theirs for mine, theirs in zip(self.kind, other.kind))
-        return sum(abs(log2(mine / theirs)) for mine, theirs in sizes) + 100 * differ
+        return sum(weight * abs(log2(mine / theirs)) for weight, mine, theirs in sizes) + 100 * differ
 
 
 class Measured(NamedTuple):

@@ -51,10 +51,6 @@ def channels_last(graph: Graph, context: Context) -> int:
     if not nodes or not all(map(context.runs_natively, NATIVE)):
         return 0
     kernels = choose(nodes, consumers, context)
-    import os
-    if os.environ.get("SHOWK"):
-        from collections import Counter
-        print(Counter((n.op, *kernels[id(n)]) for n in nodes))
     nhwc = [node for node in nodes if kernels[id(node)].nhwc]
     for node in nodes:
         _decide(node, kernels[id(node)], context)
