@@ -133,6 +133,20 @@ def relative(found, wanted):
     return np.linalg.norm(found.asnumpy() - wanted.asnumpy()) / np.linalg.norm(wanted.asnumpy())
 
 
+@pytest.mark.parametrize("function", [
+    lambda F, y, z: (y, F.abs(y) + z),
+    lambda F, y, z: (F.sigmoid(z), z, F.relu(y), F.relu(y)),
+    lambda F, y, z: (y, y, z),
+], ids=["read in FP32, too", "last", "given twice"])
+def test_outputs_that_layers_in_int8_give(function):
+    net, x = Function(function), mx.nd.random.normal(shape=(4, 3, 12, 12))
+    net.initialize(mx.init.Xavier())
+    wanted = net(x)
+    fast = amp.convert_hybrid_block(net, calib_data=x, **ONLY)
+    assert len(fast.conversion.int8) == 2
+    assert max(map(relative, fast(x), wanted)) < 0.03
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-12], ids=["usual values", "values below what six decimals tell"])
 @pytest.mark.parametrize("mode", ["naive", "entropy"])
 def test_a_network_runs_in_int8_and_keeps_its_results(mode, scale):
