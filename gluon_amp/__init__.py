@@ -49,8 +49,8 @@ from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .export import OnnxExport, export_onnx
 from .passes import list_passes
 from .rules import Policy
-from .session.autocast import active_dtype, autocast, deinit, exclude, init, is_active
-from .session.functions import (
+from .session.autocast import (
+    autocast,
     custom_bwd,
     custom_fwd,
     float32_function,
@@ -59,6 +59,7 @@ from .session.functions import (
     register_low_precision_function,
     register_op,
 )
+from .session.init import active_dtype, deinit, exclude, init, is_active
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import loss_scaler as loss_scaler  # a module of mxnet.contrib.amp, too
 from .training.checkpoint import load_state_dict, load_states, save_states, state_dict

@@ -23,13 +23,13 @@ _THREADS, _WAITING, _SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOU
 # are busy with other programs a step of 0.12 s takes up to 5 s so, and 0.23 s with this. On a quiet machine small
 # networks, whose threads wait for Python between operators, take up to 1.4 times as long with this.
 _FEW_SPINS = "20000"
-_LOOKS, _BETWEEN = 5, 0.002  # at what runs on the machine, and the seconds between them
+_LOOKS, _BETWEEN = 5, 0.002  # at the machine's threads, and the seconds between them
 _QUOTAS = (("sys/fs/cgroup/cpu.max",), ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 _KERNELS = "MXNET_MKLDNN_CACHE_NUM"
 
 
 def prepare() -> None:
-    """Set what is read when MXNet is imported, or with its first operator, unless the user has set it."""
+    """Make the settings that MXNet reads when it is imported, or with its first operator, unless the user has."""
     share_cpus()
     request_amx()
     # MXNet keeps a kernel of oneDNN for every shape, for good, where it is not told: half a megabyte for each new shape
@@ -82,7 +82,7 @@ def share_cpus(environ: MutableMapping[str, str] = os.environ, root: Path = Path
 
 
 def threads_misfit(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> str:
-    """Say what is wrong where there are more threads than CPUs, and what to set; empty where they fit."""
+    """Say that there are more threads than CPUs, and which variable to set; empty where they fit."""
     running, cpus = threads(environ), allowed_cpus(root)
     if running <= cpus:
         return ""
@@ -168,7 +168,7 @@ def cpu_name(cpuinfo: str | None = None) -> str:
 
 
 class Cpu(NamedTuple):
-    """A kind of CPU: what was measured on one holds for all of its kind."""
+    """A kind of CPU: measurements on one hold for all of its kind."""
 
     vendor: str
     family: int
@@ -190,7 +190,7 @@ def cpu_kind(cpuinfo: str | None = None) -> Cpu:
 # system clears each page of the next step's arrays anew: a fifth of the time of an LSTM's step, half of it in MobileNet
 # v2's inference. The first step makes what stays (gradients, the optimizer's states, arrays of graphs): its large
 # arrays are mapped, as glibc would put some of these in gaps that others leave, and take new memory for the others in
-# the next step; and what is never written takes no memory on fresh pages.
+# the next step; and arrays that are never written take no memory on fresh pages.
 KEEP_MEMORY = "GLUON_AMP_KEEP_MEMORY"
 _SEARCH, _RANGE = "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
 _SPACES, _WORKERS = "MXNET_CPU_TEMP_COPY", "MXNET_CPU_WORKER_NTHREADS"
@@ -205,7 +205,7 @@ _seen: set[str] = set()
 
 
 def take_little_memory() -> None:
-    """Let MXNet's graphs take little memory, unless the user has set what they take."""
+    """Let MXNet's graphs take little memory, unless the user has set how much."""
     if _RANGE not in os.environ:  # the smallest of five plans of a graph's memory
         os.environ.setdefault(_SEARCH, "1")
     # Operators take temporary memory from four spaces in turns, which all grow to the largest request. Two do for the
@@ -252,7 +252,7 @@ def memory_obstacle(environ: Mapping[str, str]) -> str:
 # The CUDA driver and its run-time compiler, which MXNet does not tell of.
 NO_FUSION = "MXNET_USE_FUSION"  # 0: MXNet compiles no operators at run time
 _MAJOR, _MINOR = 75, 76  # CUdevice_attribute
-# Of the libraries that MXNet may load, those that a report needs.
+# The libraries that MXNet may load and that a report names.
 _TOLD = re.compile(r"lib(mxnet|cuda|cudart|nvrtc|nvrtc-builtins|nvToolsExt|cublas|cublasLt|cudnn\w*|cufft|curand|"
                    r"cusolver|nccl|gomp|iomp5|openblas|dnnl|mkldnn)\b[^/]*\.so[^/]*$")
 

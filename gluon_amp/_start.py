@@ -25,7 +25,7 @@ if sys.version_info >= (3, 13):  # MXNet's metadata forbids NumPy 2, and there i
     INSTALL_MXNET = 'python -m pip install --no-deps mxnet==1.9.1 "graphviz<0.9" "requests<3"'
 CUDA_HINT = "With a CUDA GPU install mxnet-cu112==1.9.1 instead."
 
-# Names that NumPy dropped, what they meant, and what needs them: first until NumPy 1.24, then until NumPy 2.
+# Names that NumPy dropped, their meaning, and the modules that need them: first until NumPy 1.24, then until NumPy 2.
 PYTHON_TYPES = {"bool": bool, "object": object, "int": int, "float": float, "complex": complex, "str": str}
 RENAMED = {
     "Inf": "inf",  # mxnet.gluon.contrib.estimator, gluoncv.auto
@@ -48,7 +48,8 @@ CUDA_PACKAGES = {
     "libnccl.so.2": "nvidia-nccl-cu11>=2.13,<3",
     "libcudnn.so.8": "nvidia-cudnn-cu11>=8.5,<9",
 }
-# What those open by name when they first use it. That only finds what is loaded already or on the system's search path.
+# Libraries that others open by name at their first use, which finds only libraries that are loaded already or on the
+# system's search path.
 OPENED_BY_NAME = {
     "libnvrtc.so.11.2": ("libnvrtc-builtins.so.11.*",),
     "libcudnn.so.8": tuple(f"libcudnn_{part}_{use}.so.8" for part in ("ops", "cnn", "adv")
@@ -224,7 +225,7 @@ def elf_segments(file: BinaryIO) -> List[Tuple[int, ...]]:
 
 def load_cuda(needed: Iterable[str], roots: Iterable[str],
               load: Callable[[str], object] = lambda path: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)) -> List[Path]:
-    """Load what a CUDA build of MXNet needs from the nvidia-*-cu11 packages, so that it needs no system CUDA."""
+    """Load the libraries that a CUDA build of MXNet needs from the nvidia-*-cu11 packages: it needs no system CUDA."""
     # What no package provides is left for the system's CUDA to serve.
     needed = list(needed)
     if DRIVER in needed:
@@ -246,7 +247,7 @@ def cuda_directories(roots: Iterable[str]) -> List[Path]:
 
 
 def _load_library(name: str, directories: List[Path], load: Callable[[str], object], loaded: List[Path]) -> None:
-    """Load a library of a package after those that it needs; add them to ``loaded``."""
+    """Load a library of a package after the libraries that it needs; add them to ``loaded``."""
     path = _first_match(directories, name)
     if path is None:
         if name in CUDA_PACKAGES:

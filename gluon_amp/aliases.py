@@ -1,4 +1,4 @@
-"""Names and arguments that users bring along from Apex, torch.amp and MXNet, and what they are called here."""
+"""Names and arguments that users bring along from Apex, torch.amp and MXNet, and this package's names for them."""
 from __future__ import annotations
 
 import functools
@@ -26,7 +26,7 @@ NO_TUNING = "operators are not measured one by one any more: leave it out, or na
 _TUNING = "amp.init() alone, or amp.init(fp32_ops=[...]) for operators that are slower in low precision"
 _LISTS = "amp.list_lp16_ops('bfloat16'), amp.list_fp32_ops('bfloat16') and the other amp.list_* functions"
 
-# Names that have no equal, with what to write in place of them.
+# Names that have no equal, with the text to write in their place.
 _ANSWERS: Mapping[str, str] = {
     "Autocast": _REGION, "autocast_mode": _REGION, "disable_casts": _OFF, "disable_autocast": _OFF,
     "is_autocast_enabled": "amp.is_active(), or amp.active_dtype('gpu') for the type",

@@ -1,4 +1,4 @@
-"""Checks of arguments; each returns the value, or raises an error that says what was expected."""
+"""Checks of arguments; each returns the value, or raises an error that says which value was expected."""
 from __future__ import annotations
 
 import sys
@@ -50,7 +50,7 @@ def instance(name: str, value: object, kind: Any, what: str) -> None:
 
 
 def one_or_several(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
-    """Return a value of a kind, or those in a list or tuple, as a list; raise TypeError for others, and for none."""
+    """Return a value of a kind, or several in a list or tuple, as a list; raise TypeError for others, and for none."""
     items = list(value) if isinstance(value, (list, tuple)) else [value]
     wrong = [item for item in items if not isinstance(item, kind)]
     if wrong or not items:

@@ -1,4 +1,4 @@
-"""What holds for a while: values that nest, such as regions, and attributes of others that are replaced."""
+"""Values that nest, such as regions, and attributes of modules and classes that are replaced for a while."""
 from __future__ import annotations
 
 from contextvars import ContextVar
@@ -73,7 +73,7 @@ class Replaced:
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute until :meth:`restore`."""
-        before = vars(owner).get(name, _ABSENT)  # not what it inherits
+        before = vars(owner).get(name, _ABSENT)  # not an inherited one
         setattr(owner, name, value)
         self._before.append((owner, name, before))
 
@@ -82,7 +82,7 @@ class Replaced:
         return any(each is owner and known == name for each, known, _ in self._before)
 
     def restore(self, kept: int = 0) -> None:
-        """Put everything back but what was replaced first."""
+        """Put all attributes back but the ``kept`` that were replaced first."""
         while len(self._before) > kept:
             owner, name, before = self._before.pop()
             if before is _ABSENT:

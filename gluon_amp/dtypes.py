@@ -1,4 +1,4 @@
-"""Names and aliases of data types, and what the CPU and GPU at hand can run.
+"""Names and aliases of data types, and the types that the CPU and GPU at hand can run.
 
 Nothing here imports MXNet: a data type is its name (``'bfloat16'``) everywhere above the engine.
 """
@@ -42,7 +42,7 @@ class Format:
                    2.0 ** (-fraction_bits - 1))
 
     def holds(self, value: float) -> bool:
-        """Tell whether rounding a value leaves it within the roundoff of what it was."""
+        """Tell whether rounding a value changes it by no more than the roundoff."""
         size = abs(value)
         if not math.isfinite(size) or size == 0 or self.normal <= size < self.overflow:
             return True
@@ -117,7 +117,7 @@ class Support(NamedTuple):
 
 IMITATED_FLOAT16 = Support(FLOAT16, False, "the CPU has no float16 kernels: FP32 kernels run on values rounded through "
                                            "float16, to test its numerics, never for speed", imitated=True)
-# What a bfloat16 network is made for on a machine that cannot run it: the kernels of AVX512-BF16.
+# The device that a bfloat16 network is made for on a machine that cannot run it: the kernels of AVX512-BF16.
 FOREIGN_BFLOAT16 = Support(BFLOAT16, False, "it needs a CPU with AVX512, and is fast with BF16 instructions",
                            channel_multiple=16)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Iterator, Sequence
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_MXNET_WROTE_A_PART = "FileStream.Write incomplete"  # all that MXNet says of a full disk
+_MXNET_WROTE_A_PART = "FileStream.Write incomplete"  # MXNet's whole message on a full disk
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def _publish(name: str, target: str) -> None:
 
 
 def _mode(target: str) -> int:
-    """Return the permissions that plain writing leaves: those of the file that is there, or what the umask allows."""
+    """Return the permissions that plain writing leaves: the present file's, or the umask's for a new one."""
     try:
         return stat.S_IMODE(os.stat(target).st_mode)
     except FileNotFoundError:

@@ -11,7 +11,7 @@ Condition = Callable[[Sequence[Item]], bool]
 
 def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float = 0.0) -> float:
     """Return the 2-norm of all differences over that of the first arrays, or over ``floor`` where that is larger."""
-    # What is not finite in the first arrays does not count; where only the second are not finite, the error is
+    # Values that are not finite in the first arrays do not count; where only the second are not finite, the error is
     # infinite.
     square_error = square_norm = 0.0
     for expected_, actual in pairs:

@@ -13,7 +13,7 @@ from ..rules.tables.groups import BATCH_NORMS
 from .blocks import descendants, forget_trace, graph_of
 from .symbols import to_graph
 
-# What computes as MXNet's own blocks do, with a flag that concerns cuDNN only.
+# Subclasses that compute as MXNet's own blocks do, with a flag that concerns cuDNN only.
 _ALIKE = ("gluoncv.nn.block.BatchNormCudnnOff",)
 
 
@@ -44,7 +44,7 @@ def _nodes(block: SymbolBlock) -> list[Any]:
 
 
 def is_plain(block: _BatchNorm) -> bool:
-    """Tell whether a block is MXNet's own batch normalization, not a subclass that computes something else."""
+    """Tell whether a block is MXNet's own batch normalization, not a subclass with another computation."""
     kind = type(block)
     return (kind in (BatchNorm, BatchNormReLU, SyncBatchNorm, CustomBatchNorm)
             or f"{kind.__module__}.{kind.__qualname__}" in _ALIKE)

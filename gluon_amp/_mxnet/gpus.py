@@ -12,7 +12,7 @@ _FAILED = re.compile(r"\((\d+) vs\. 0\)\s*:\s*(.+)")  # MXNet's message: CUDA's 
 
 
 def count() -> int:
-    """Return the number of GPUs; 0 where the driver does not work: that must not break what runs on the CPU."""
+    """Return the number of GPUs; 0 where the driver does not work: that must not break programs on the CPU."""
     try:
         return mx.context.num_gpus()
     except mx.MXNetError:

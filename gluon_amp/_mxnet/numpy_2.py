@@ -1,4 +1,4 @@
-"""What of MXNet 1.9.1 gives other results, or fails, with NumPy 2.
+"""Functions of MXNet 1.9.1 that give other results, or fail, with NumPy 2.
 
 Nobody mends it there: apache/mxnet #21165 and #21224 ask for it. Names that are gone are in :mod:`gluon_amp._start`.
 """
@@ -16,7 +16,7 @@ from .._start import is_numpy_2
 
 
 def mend() -> None:
-    """Let MXNet do with NumPy 2 what it did with NumPy 1; does nothing there."""
+    """Let MXNet's functions give the same with NumPy 2 as with NumPy 1; does nothing there."""
     if is_numpy_2(np):
         for owner, name, value in MENDS:
             setattr(owner, name, value)
@@ -90,7 +90,7 @@ def _as_array(array: mx.nd.NDArray, dtype: Any = None, copy: bool | None = None)
     return values if dtype is None else values.astype(dtype, copy=False)
 
 
-# What is replaced in MXNet, and by what.
+# The attributes of MXNet that are replaced.
 MENDS: tuple[tuple[Any, str, Any], ...] = (
     (_ctypes.ndarray, "str", _written), (_ctypes.symbol, "str", _written),
     (metric.EvalMetric, "sum_metric", _Sum("sum_metric")),

@@ -92,7 +92,7 @@ class _Writer:
             return {"dtype": np.dtype(value).str}
         if not hasattr(value, "__dict__") or isinstance(value, (type, *_CODE)):
             raise TypeError(expected("numbers, texts, arrays, or objects that hold such", place or "value", value))
-        own = getattr(value, "__getstate__", None)  # of any object from Python 3.11 on, of those that have one before
+        own = getattr(value, "__getstate__", None)  # every object has one from Python 3.11 on
         state = own() if own else value.__dict__
         return {"object": _name_of(type(value)), "state": self.tree(dict(state), f"{place}.{type(value).__name__}")}
 
@@ -109,7 +109,7 @@ class _Reader:
             "dict": self._dict, "object": self._object, "dtype": lambda tree, number: np.dtype(tree["dtype"]).type}
 
     def value(self, tree: Any) -> Any:
-        """Return what a part of the tree stands for."""
+        """Return the value of a part of the tree."""
         if not isinstance(tree, dict):
             return tree
         if "same" in tree:
@@ -163,7 +163,7 @@ _ALLOWED: tuple[Any, ...] = (
     mx.nd.NDArray, mx.np.ndarray, CSRNDArray, RowSparseNDArray, mx.Context, np.ndarray, np.dtype,
     collections.OrderedDict, collections.defaultdict, set, frozenset, bytearray, complex, slice, object, dict, list,
     tuple, int, float, bool, str, bytes)
-# Functions that pickles call to make arrays and objects; they can only make what is in the list above.
+# Functions that pickles call to make arrays and objects; they can only make objects of the classes above.
 _MAKERS = {("numpy.core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "scalar"),
            ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "scalar"),
            ("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_frombuffer")}

@@ -1,9 +1,7 @@
-"""Updates on CPUs by faster operators than MXNet's optimizers call.
+"""Updates on CPUs by operators in C++ (:mod:`gluon_amp.native`), which take all weights at once, on all threads.
 
-Operators in C++ (:mod:`gluon_amp.native`), where they are there, update all weights at once, with all threads. Without
-them SGD is made faster: for dense weights MXNet calls only operators for several weights at once, four by default,
-which take twice as long for large weights as the operator for one weight, which runs at the speed of memory; small ones
-are faster together, and more than four of them.
+MXNet's SGD calls operators for four weights at once, which take twice the time of the operator for one weight where
+weights are large; its Adam and NAG call one operator for each weight.
 """
 from __future__ import annotations
 
@@ -13,14 +11,11 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
-from mxnet import gluon, nd
+from mxnet import gluon
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import LAMB, NAG, SGD, Adam, Optimizer, Updater
 
-_LARGE = 4096  # elements from which a call for one weight is faster
-_WEIGHTS_A_CALL = 45  # MXNet's operators for several weights have room for 60
 _USERS_CHOICE = "MXNET_OPTIMIZER_AGGREGATION_SIZE"
-ALONE, TOGETHER, AS_BEFORE = "alone", "together", "as before"
 
 Update = Tuple[int, NDArray, NDArray]  # index, gradient, weight
 Native = Optional[Callable[..., None]]
@@ -63,10 +58,11 @@ class _CpuUpdater(Updater):
     def __init__(self, optimizer: Optimizer):
         super().__init__(optimizer)
         self.native: Native = None
-        self._known: tuple[Sequence[Any], dict[str, list[Update]]] = (), {}
+        # the arrays of the latest call, the updates for one call in C++, and the updates for MXNet
+        self._known: tuple[Sequence[Any], list[Update], list[Update]] = (), [], []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "is_skipped": None, "_known": ((), {})}
+        return {**self.__dict__, "is_skipped": None, "_known": ((), [], [])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -74,41 +70,34 @@ class _CpuUpdater(Updater):
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights, given their indices and gradients, unless the update is to be skipped."""
-        natively = self.native is not None and _rule_of(self.optimizer) is not None
-        if not (natively or type(self.optimizer) is SGD) or not isinstance(index, (list, tuple)):
+        if self.native is None or _rule_of(self.optimizer) is None or not isinstance(index, (list, tuple)):
             if not self._skips():
                 super().__call__(index, grad, weight)
             return
         if weight:
             self.optimizer._set_current_context(weight[0].context.device_id)
-        groups = self._grouped(index, grad, weight)
-        rows = self._rows(groups[ALONE] + groups[TOGETHER]) if natively else {}
+        in_one_call, others = self._sorted(index, grad, weight)
+        rows = self._rows(in_one_call)
         if self._skips():
             return
-        if natively:
-            for has_states, updates in rows.items():
-                self._update_natively(has_states, *zip(*updates))
-        else:
-            for update in groups[ALONE]:
-                self._update_one(*update)
-            for start in range(0, len(groups[TOGETHER]), _WEIGHTS_A_CALL):
-                self._update_several(groups[TOGETHER][start:start + _WEIGHTS_A_CALL])
-        if groups[AS_BEFORE]:
-            super().__call__(*zip(*groups[AS_BEFORE]))
+        for has_states, updates in rows.items():
+            self._update_natively(has_states, *zip(*updates))
+        if others:
+            super().__call__(*zip(*others))
 
     def _skips(self) -> bool:
         return self.is_skipped is not None and self.is_skipped()
 
-    def _grouped(self, *update: Sequence[Any]) -> dict[str, list[Update]]:
-        """Sort weights by how they are updated; again only for other arrays, because that is slow."""
+    def _sorted(self, *update: Sequence[Any]) -> tuple[list[Update], list[Update]]:
+        """Return the updates for one call in C++, and the others; sorted again only for other arrays: that is slow."""
         given = [item for items in update for item in items]
-        known, groups = self._known
+        known, in_one_call, others = self._known
         if len(known) != len(given) or not all(map(_same, known, given)):
-            groups = {ALONE: [], TOGETHER: [], AS_BEFORE: []}
+            in_one_call, others = [], []
             for index, grad, weight in zip(*update):
-                groups[_way(grad, weight)].append((index, grad, weight))
-            self._known = given, groups
-        return groups
+                (in_one_call if _is_plain(grad, weight) else others).append((index, grad, weight))
+            self._known = given, in_one_call, others
+        return in_one_call, others
 
     def _rows(self, updates: Sequence[Update]) -> dict[bool, list[tuple[Any, ...]]]:
         """Return index, weight, gradient and states of each update, weights with states apart from weights without."""
@@ -138,25 +127,6 @@ class _CpuUpdater(Updater):
         self.native(kind, weights, grads, states if kind != "sgd" else (), lrs,  # type: ignore[misc]
                     optimizer._get_wds(indices), rescale_grad=optimizer.rescale_grad, **options)
 
-    def _update_one(self, index: int, grad: NDArray, weight: NDArray) -> None:
-        optimizer, state = self.optimizer, self._state(index, weight)
-        optimizer._update_count([index])
-        rates = {"lr": optimizer._get_lrs([index])[0], "wd": optimizer._get_wds([index])[0],
-                 "rescale_grad": optimizer.rescale_grad}
-        if optimizer.clip_gradient:
-            rates["clip_gradient"] = optimizer.clip_gradient
-        grad, weight = grad.as_nd_ndarray(), weight.as_nd_ndarray()
-        if state is None or optimizer.momentum <= 0:
-            nd.sgd_update(weight, grad, out=weight, **rates)
-        else:
-            nd.sgd_mom_update(weight, grad, state, out=weight, momentum=optimizer.momentum, **rates)
-
-    def _update_several(self, updates: Sequence[Update]) -> None:
-        states = [self._state(index, weight) for index, _, weight in updates]
-        indices, grads, weights = zip(*updates)
-        self.optimizer.update_multi_precision(indices, [weight.as_nd_ndarray() for weight in weights],
-                                              [grad.as_nd_ndarray() for grad in grads], states)
-
     def _state(self, index: int, weight: NDArray) -> Any:
         """Return a weight's momentum, made or brought to its context as MXNet's updater does it."""
         if index not in self.states:
@@ -176,11 +146,10 @@ def _copied(state: Any) -> Any:
     return tuple(map(_copied, state)) if isinstance(state, tuple) else None if state is None else state.copy()
 
 
-def _way(grad: NDArray, weight: NDArray) -> str:
-    # Operators for several weights do not take NumPy's scalars, which have no axes.
-    if not weight.shape or any(array.stype != "default" or array.dtype != np.float32 for array in (grad, weight)):
-        return AS_BEFORE
-    return ALONE if weight.size >= _LARGE else TOGETHER
+def _is_plain(grad: NDArray, weight: NDArray) -> bool:
+    """Tell whether operators in C++ update a weight: dense arrays in FP32 that have axes."""
+    return bool(weight.shape) and all(array.stype == "default" and array.dtype == np.float32
+                                      for array in (grad, weight))
 
 
 def _sgd(optimizer: SGD, indices: Sequence[int], has_states: bool) -> tuple[str, list[float]]:

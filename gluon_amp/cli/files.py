@@ -31,7 +31,8 @@ from ..errors import AmpError, GraphError
 from ..export import export_onnx
 from ..export.onnx_file import MAX_ERRORS
 from ..passes import list_passes
-from ..session.autocast import autocast, deinit, init
+from ..session.autocast import autocast
+from ..session.init import deinit, init
 from .words import add_json_argument, complain, filled, write_json
 
 Model = Any  # (Symbol, dict of parameters, dict of auxiliary states)

@@ -10,7 +10,7 @@ from typing import Callable
 
 from ..compat.stand_in import install, uninstall
 from ..errors import StateError
-from ..session.autocast import deinit, init
+from ..session.init import deinit, init
 
 _RUNNERS = (__file__, runpy.run_path.__code__.co_filename)
 

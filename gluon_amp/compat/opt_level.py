@@ -19,13 +19,11 @@ from ..rules import FP32, WIDEST, Policy, Rule
 from ..rules.tables import WHOLE_NETWORK, table
 from ..rules.tables.groups import BATCH_NORMS
 from ..session import hooks
-from ..session.autocast import init
-from ..state.blocks import block_settings
+from ..session.init import init
+from ..state.blocks import Network, block_settings
 from ..state.devices import announce, choose, device_supports, of_device
 from ..state.in_force import in_force
-from ..state.networks import Network
-from ..state.policies import device_policies, devices_of, rewrites
-from ..state.state import State
+from ..state.state import State, device_policies
 from ..training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of
 from ..training.trainer_scaler import TrainerScaler, attach
 
@@ -294,8 +292,8 @@ def _cast_state(options: Options, disabled_passes: frozenset[str]) -> State:
     rounds_masters = bool(options.master_weights) and not options.keep_batchnorm_fp32
     policies = {device: cast_network(policy, round_batch_norm=rounds_masters) if policy.lowers else policy
                 for device, policy in device_policies(chosen, disabled_passes).items()}
-    state = State(policies, devices_of(chosen))
-    announce(chosen, requested, rewrites(policies, state.devices))
+    state = State.on(chosen, policies)
+    announce(chosen, requested, state.rewrites())
     in_force.marked = state.disabled()  # for networks inside blocks that are hybridized as a whole
     return state
 

@@ -17,7 +17,7 @@ from ..context import Replaced
 from ..convert import flat
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from ..errors import warn
-from ..session.autocast import is_active
+from ..session.init import is_active
 from ..state.blocks import block_settings
 from ..state.in_force import in_force
 from ..training import loss_scaler

@@ -18,7 +18,8 @@ from ..dtypes import BFLOAT16, FLOAT32, INT8
 from ..errors import GraphError, StateError
 from ..graph import Graph, has_control_flow
 from ..plan.cached_op import RewritingCachedOp
-from ..plan.converted_symbols import refuse_foreign, refuse_trained, spoilt_gradients
+from ..plan.executors import refuse_foreign, refuse_trained
+from ..plan.planner import spoilt_gradients
 from ..session.hooks import kept_in_place
 from ..state.devices import require_bfloat16
 from ..state.state import State

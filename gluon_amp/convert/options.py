@@ -28,9 +28,9 @@ from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
 from ..rules import ConditionalOp, Device, Policy
+from ..state.blocks import can_be_target, is_named, is_target
 from ..state.devices import device_supports, of_device, warn_once
-from ..state.exclusions import can_be_target, is_named, is_target
-from ..state.policies import device_policies
+from ..state.state import device_policies
 
 Names = Optional[Sequence[str]]
 Conditions = Optional[Sequence[ConditionalOp]]

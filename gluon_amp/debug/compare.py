@@ -21,10 +21,8 @@ from ..judging import relative_error
 from ..rules import Policy
 from ..rules.decision import may_lower
 from ..state.devices import choose, device_supports, verdict, warn_if_slow
-from ..state.eager_policy import EagerPolicy
 from ..state.in_force import in_force, under
-from ..state.policies import device_policies, devices_of, policies_of
-from ..state.state import State
+from ..state.state import EagerPolicy, State, device_policies, policies_of
 from .recording import Recording, Rerun, arguments_of, is_float, make_ready, record, unchanged
 from .records import OpRecord
 from .shown import Shown, print_table, text_table
@@ -184,12 +182,12 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
     if policy is not None:
         checks.instance("policy", policy, Policy, "a Policy")
         chosen = choose(policy.target_dtype, device_supports())
-        return State(policies_of(policy, chosen), devices_of(chosen))
+        return State.on(chosen, policies_of(policy, chosen))
     if dtype is None and current is not None and current.enabled and current.lowers:
         return current
     chosen = choose(None if dtype is None else normalize(dtype), device_supports())
     warn_if_slow(chosen)
-    made = State(device_policies(chosen), devices_of(chosen))
+    made = State.on(chosen, device_policies(chosen))
     if not made.lowers:
         raise DTypeError(f"nothing runs in low precision: this machine runs {verdict(chosen)}. "
                          "Give target_dtype='float16', which is imitated, or 'bfloat16' on CPUs with AVX512")

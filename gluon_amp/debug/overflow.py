@@ -19,10 +19,10 @@ from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays, map_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32, FORMATS, LOW_PRECISION
-from ..eager.casts import returns_fp32
+from ..eager.applier import returns_fp32
 from ..errors import StateError
 from ..rules.tables.groups import IGNORE_GRADIENT
-from ..session.functions import custom_fwd
+from ..session.autocast import custom_fwd
 from ..state.in_force import in_force, under
 from ..state.state import State
 from ..training.trainer_scaler import attached_to

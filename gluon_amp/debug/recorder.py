@@ -24,9 +24,8 @@ from ..graph import CAST, Role
 from ..plan.cached_op import RewritingCachedOp
 from ..rules import Decision, Policy
 from ..session import hooks
-from ..state.eager_policy import EagerPolicy, twins
-from ..state.frame import frame
-from ..state.in_force import in_force
+from ..state.in_force import frame, in_force
+from ..state.state import EagerPolicy, twins
 
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 

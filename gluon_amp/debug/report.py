@@ -20,7 +20,7 @@ from ..aliases import answers
 from ..convert import check_names, shapes_in
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
 from ..errors import GraphError, expected
-from ..graph.decision import WISHES
+from ..graph import WISHES
 from ..plan.cached_op import RewritingCachedOp
 from ..state.in_force import in_force
 from .recording import Recording, arguments_of, make_ready, record, unchanged

@@ -19,9 +19,8 @@ from ..judging import fewest, relative_error
 from ..progress import progress_bar
 from ..rules import Device, Policy
 from ..session import hooks
-from ..state.eager_policy import EagerPolicy
 from ..state.in_force import under
-from ..state.state import State
+from ..state.state import EagerPolicy, State
 from .compare import SEED, both_ways, lowers_alone, mixed_state, run_both
 from .recording import Recording, arguments_of, float_arrays, make_ready, unchanged
 from .records import OpRecord

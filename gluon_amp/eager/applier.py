@@ -3,8 +3,9 @@
 Every operator function of ``mx.nd``, ``mx.np`` and ``mx.npx`` ends in ``mxnet.ndarray.register._imperative_invoke``,
 looked up when it is called, so that replacing this one name reaches functions that were imported long before.
 
-Low precision lives inside calls of hybrid blocks only: what leaves the outermost one, or an operator called outside of
-any, is FP32, as it is when the block is hybridized. NumPy cannot read bfloat16, and users' code need not know about it.
+Low precision lives inside calls of hybrid blocks only: a result that leaves the outermost one, or an operator called
+outside of any, is FP32, as it is when the block is hybridized. NumPy cannot read bfloat16, and users' code need not
+know about it. Casts are MXNet's own operators, recorded by autograd.
 """
 from __future__ import annotations
 
@@ -14,23 +15,123 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.arrays import flag_of
-from .._mxnet.invoke import Invocation, Invoke, handle_of
-from ..dtypes import BFLOAT16, FLOAT32
+from .._mxnet.arrays import flag_of, map_arrays
+from .._mxnet.invoke import Invocation, Invoke, handle_of, run_operator
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import PolicyError
+from ..graph.attrs import LOW_FLAGS, TYPE_FLAGS
 from ..rules import KEEP, LOWER, Decision, precision
 from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
 from ..rules.tables.groups import FILLED_LIKE
-from ..state.eager_policy import EagerPolicy, Operator, twins
-from ..state.frame import frame, outermost
-from .casts import LOW_FLAGS, NAMES, Caster, is_castable, release, widened
+from ..state.in_force import frame, outermost
+from ..state.state import EagerPolicy, Operator, twins
 from .gradient_fixes import TWICE_DIFFERENTIABLE, are_recorded, fixing_invocations, make_fixing_invoke
 from .loss_scale import scaled_invocations
 from .running_stats import noting_invocations
 
+_NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
+_MOST_DIMENSIONS = 6  # of the arrays that amp_cast takes
 _COPIES = {"_copyto", "_npi_copyto"}
 _FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
+
+
+def is_low(value: Any, policy: EagerPolicy) -> bool:
+    """Tell whether a value is a dense array of the policy's low-precision type."""
+    return isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray) and flag_of(value) == policy.flag
+
+
+def _is_castable(array: NDArray) -> bool:
+    """Tell whether amp_cast takes an array."""
+    return not isinstance(array, BaseSparseNDArray) and array.ndim <= _MOST_DIMENSIONS and array.size > 0
+
+
+def returns_fp32(arguments: Sequence[Any]) -> bool:
+    """Tell whether the block that is being called returns FP32: it is the outermost one and was given FP32."""
+    given = (flag_of(array) for array in arguments
+             if isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray))
+    return frame.hybrid_blocks <= 1 and LOW_FLAGS.isdisjoint(given)
+
+
+class Caster(NamedTuple):
+    """Casts arrays for one call."""
+
+    invoke: Invoke  # MXNet's own
+    policy: EagerPolicy
+    is_np_op: bool
+
+    def cast(self, array: NDArray, dtype: str, out: Any = None) -> NDArray:
+        """Cast an array with MXNet's amp_cast."""
+        return run_operator(self.invoke, "amp_cast", [array], {"dtype": dtype}, out, self.is_np_op)
+
+    def input_cast(self, array: NDArray, flag: int, fragile: bool) -> NDArray:
+        """Cast an array; a parameter once per call of the outermost block, in a way that lets gradients accumulate."""
+        dtype = self.policy.target if flag else FLOAT32
+        parameter = flag and autograd.is_recording() and array.grad is not None
+        if not parameter:
+            return self.cast(self._behind_identity(array) if fragile else array, dtype)
+        if frame.casts is None:
+            return self.cast(self._behind_identity(array), dtype)
+        key = (array.handle.value, dtype)
+        if key not in frame.casts:
+            frame.casts[key] = (array, self.cast(self._behind_identity(array), dtype))
+        return frame.casts[key][1]
+
+    def _behind_identity(self, array: NDArray) -> NDArray:
+        # amp_cast loses gradients, or fails, unless an elementwise operator stands before it: see passes/identities.py.
+        return run_operator(self.invoke, "_mul_scalar", [array], {"scalar": 1.0}, is_np_op=self.is_np_op)
+
+    def imitated(self, call: Invocation, has_statistics: bool) -> Any:
+        """Run a call as passes/float16.py does: FP32 arithmetic on rounded values, and a rounded result."""
+        raised = [self._imitating(array, FLOAT32) if is_low(array, self.policy) else array for array in call.inputs]
+        result = self.invoke(*call._replace(inputs=raised))
+        outputs = result if isinstance(result, list) else [result]
+        low = outputs[:1] if has_statistics else outputs  # the statistics of BatchNorm are FP32 as well
+        rounded = [self._imitating(array, self.policy.target) if flag_of(array) == 0 else array for array in low]
+        return [*rounded, *outputs[len(low):]] if isinstance(result, list) else rounded[0]
+
+    def _imitating(self, array: NDArray, dtype: str) -> NDArray:
+        """Make a cast that serves to imitate the type: recordings tell it from others."""
+        frame.imitates = True
+        try:
+            return self.cast(array, dtype)
+        finally:
+            frame.imitates = False
+
+    def write(self, result: Any, out: Any) -> Any:
+        """Write a result into the caller's arrays, in their types."""
+        receivers = out if isinstance(out, (list, tuple)) else [out]
+        for value, receiver in zip(result if isinstance(result, list) else [result], receivers):
+            flag = flag_of(receiver)
+            if flag in _NAMES and flag != flag_of(value):
+                self.cast(value, _NAMES[flag], receiver)
+            else:
+                run_operator(self.invoke, "_copyto", [value], {}, receiver, self.is_np_op)
+        return out
+
+
+def release(value: Any, policy: EagerPolicy, invoke: Invoke) -> Any:
+    """Return results, nested as they are, with low-precision arrays turned to FP32."""
+    def released(array: NDArray) -> NDArray:
+        if not is_low(array, policy):
+            return array
+        return Caster(invoke, policy, isinstance(array, mx.np.ndarray)).cast(array, FLOAT32)
+    return map_arrays(released, value)
+
+
+def widened(invoke: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: int | None = None) -> Sequence[NDArray]:
+    """Return the inputs with the user's own low-precision arrays in FP32, where they meet FP32 or AMP's arrays."""
+    flags = [flag_of(array) for array in inputs]
+    users = [i for i, flag in enumerate(flags)
+             if flag in LOW_FLAGS and flag != low and not isinstance(inputs[i], BaseSparseNDArray)]
+    if not users or not {0, low}.intersection(flags):
+        return inputs
+    wide = list(inputs)
+    for i in users:  # amp_cast loses gradients that accumulate, and Cast does not know bfloat16
+        op = "Cast" if _NAMES[flags[i]] == FLOAT16 else "amp_cast"
+        wide[i] = run_operator(invoke, op, [inputs[i]], {"dtype": FLOAT32}, is_np_op=is_np_op)
+    return wide
 
 
 def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None],
@@ -42,14 +143,14 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
                is_np_op: bool, output_is_list: bool) -> Any:
         policy = current(inputs)
         if out is not None and frame.casts:
-            frame.casts.clear()  # of what is being written, perhaps
+            frame.casts.clear()  # one may be of the array that is being written
         if policy is not None and inputs:
             operator = policy.operators.get(handle)
             # Outside of hybrid blocks there is no bfloat16 to look for.
             if operator is not None and (operator.may_lower or frame.hybrid_blocks or policy.target != BFLOAT16):
                 flags = [flag_of(array) for array in inputs]
-                # Outside of hybrid blocks bfloat16 arrays are the user's own: what only reads them is as in MXNet.
-                # So is what attach_grad makes a gradient of, which has to have the type of its array.
+                # Outside of hybrid blocks bfloat16 arrays are the user's own: operators that read nothing else run as
+                # in MXNet. So does the one that makes the gradient for attach_grad, which needs the type of its array.
                 is_own = (not frame.hybrid_blocks and 0 not in flags
                           and (policy.target == BFLOAT16 or operator.name in _FILLED_LIKE))
                 if not is_own and (operator.may_lower or policy.flag in flags):
@@ -108,12 +209,13 @@ class _Applier(NamedTuple):
         changed = [i for i, flag in enumerate(flags) if flag != wanted[i]]
         rounded = [i for i in rule.rounded_inputs if flags[i] == 0]
         lowers = self.policy.flag in wanted
-        if not (changed or lowers or rounded) or not all(is_castable(call.inputs[i]) for i in changed):
+        if not (changed or lowers or rounded) or not all(_is_castable(call.inputs[i]) for i in changed):
             return self.invoke(*call)
         caster = Caster(self.invoke, self.policy, call.is_np_op)
         inputs = list(call.inputs)
         for i in changed:
-            fragile = i == 1 and operator.name == "Convolution" and _is_grouped(call)
+            fragile = i == 1 and operator.name == "Convolution" and any(
+                key == "num_group" and int(value) > 1 for key, value in zip(call.keys, call.values))
             inputs[i] = caster.input_cast(inputs[i], wanted[i], fragile)
         for i in rounded:
             inputs[i] = caster.cast(caster.input_cast(inputs[i], self.policy.flag, fragile=False), FLOAT32)
@@ -139,12 +241,8 @@ def _wanted_flags(rule: Decision, flags: list[int], low: int) -> list[int] | Non
             for position, flag in enumerate(flags)]
 
 
-def _is_grouped(call: Invocation) -> bool:
-    return any(key == "num_group" and int(value) > 1 for key, value in zip(call.keys, call.values))
-
-
 def _explained(error: mx.MXNetError, operator: Operator, rule: Decision, inputs: Sequence[NDArray]) -> Exception:
-    types = ", ".join(NAMES.get(flag_of(array), "other") for array in inputs)
+    types = ", ".join(_NAMES.get(flag_of(array), "other") for array in inputs)
     return type(error)(f"{error}\nThis operator ran under AMP: {operator.name} (rule {rule.rule}: {rule.note}), "
                        f"with inputs of {types}. To keep it in FP32 use amp.init(fp32_ops=['{operator.name}']), or "
                        "run it inside `with amp.autocast(enabled=False):`")

@@ -1,4 +1,4 @@
-"""Custom operators (``mx.operator.CustomOp``) were written for FP32: what they call runs in it, forward and backward.
+"""Custom operators (``mx.operator.CustomOp``) were written for FP32: their code runs in it, forward and backward.
 
 MXNet runs their Python code in threads of its own, outside of all blocks and regions.
 """
@@ -12,16 +12,15 @@ import mxnet as mx
 from mxnet.operator import CustomOp, CustomOpProp
 
 from .._mxnet.arrays import flag_of
-from ..graph.attrs import parameters
+from ..graph.attrs import LOW_FLAGS, parameters
 from ..state.in_force import in_force, under
-from .casts import LOW_FLAGS
 
 _METHODS = ("forward", "backward")
 _KEPT = "_amp_kept_in_fp32"
 
 
 class _References:
-    """What MXNet keeps alive of custom operators, by number; operators that are added are kept in FP32."""
+    """MXNet's references to custom operators, by number; operators that are added are kept in FP32."""
 
     def __init__(self, entries: dict[int, Any]):
         self._entries = entries
@@ -60,9 +59,7 @@ make_registry = _Registry
 
 
 class _Thread(threading.local):
-    """What the current thread has made."""
-
-    latest: CustomOpProp | None = None  # the properties of a custom operator, made last
+    latest: CustomOpProp | None = None  # the properties of a custom operator that this thread made last
 
 
 _thread = _Thread()
@@ -87,18 +84,16 @@ def number_of_states(attrs: Mapping[str, str]) -> int:
 
 
 def _properties(attrs: Mapping[str, str]) -> CustomOpProp | None:
-    """Return the properties of a custom operator; None of what is not written in Python."""
+    """Return the properties of a custom operator; None of one that is not written in Python."""
     _thread.latest = None
     mx.sym.Custom(name="amp_asked", **parameters(attrs))  # makes an object of the user's class, as each call does
     return _thread.latest
 
 
 def _with_known_storage(method: Callable) -> Callable:
-    """Let gradients be dense of which a user's function leaves the storage open.
-
-    Gradients of arrays that a program made have a storage; those of what AMP puts before an operator do not yet, and
-    MXNet refuses to leave them so (``CustomOpProp.infer_storage_type_backward`` in python/mxnet/operator.py).
-    """
+    """Let gradients be dense where a user's function leaves the storage open."""
+    # Gradients of arrays that a program made have a storage; gradients of the casts that AMP puts before an operator do
+    # not yet, and MXNet refuses to leave them so (``CustomOpProp.infer_storage_type_backward`` in mxnet/operator.py).
     @functools.wraps(method)
     def infer(*args: Any) -> list[list[str]]:
         return [["default" if storage == "undefined" else storage for storage in part] for part in method(*args)]

@@ -6,7 +6,7 @@ gradient penalties: dense layers that MXNet could differentiate twice keep FP32 
 """
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from mxnet import autograd
@@ -50,7 +50,7 @@ def make_fixing_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
         op = served.get(handle)
         if op is None or out is not None or not autograd.is_recording() or not is_on():
             return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
-        return _run(original, op, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list),
+        return _run(op, original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list),
                     behind_casts=False)
 
     served = {handle_of(op): op for op in calls_to_fix(behind_casts=False)}
@@ -59,14 +59,12 @@ def make_fixing_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
 
 def fixing_invocations() -> Mapping[int, Callable[[Invoke, Invocation], Any]]:
     """Return how to run imperative calls whose gradients are wrong behind AMP's casts, by the operators' handles."""
-    def run_of(op: str) -> Callable[[Invoke, Invocation], Any]:
-        return lambda invoke, call: _run(invoke, op, call, behind_casts=True)
-
     known = set(registered_operators().values())
-    return {handle_of(op): run_of(op) for op in calls_to_fix(behind_casts=True) if op in known}
+    return {handle_of(op): partial(_run, op, behind_casts=True) for op in calls_to_fix(behind_casts=True)
+            if op in known}
 
 
-def _run(invoke: Invoke, op: str, call: Invocation, behind_casts: bool) -> Any:
+def _run(op: str, invoke: Invoke, call: Invocation, behind_casts: bool) -> Any:
     """Run a call, operator by operator where the table says that others have to stand around it."""
     steps = _fixed(op, call, behind_casts)
     if not steps:
@@ -81,7 +79,7 @@ def _run(invoke: Invoke, op: str, call: Invocation, behind_casts: bool) -> Any:
 
 
 def _fixed(op: str, call: Invocation, behind_casts: bool) -> Sequence[_Step]:
-    """Return the steps to run in place of a call; none where that is the operator."""
+    """Return the steps to run in place of a call; none where it runs as it is."""
     def is_asked(position: int) -> bool:
         if position not in asked:
             asked[position] = is_recorded(call.inputs[position])

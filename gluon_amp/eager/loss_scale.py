@@ -34,7 +34,7 @@ _MARK = "__amp_loss_scale__"  # on the operators that scale losses
 
 
 class _Passes(NamedTuple):
-    """How many backward passes there were."""
+    """Counts of backward passes."""
 
     scaled: int = 0  # of losses that all carry a scale other than 1
     others: int = 0
@@ -81,7 +81,8 @@ class _LossScale:
     def of(self, heads: Any, counts: bool = True) -> Iterator[None]:
         """Let gradients of the heads, which the body asks for, carry the scale of the losses; count the pass."""
         is_read = bool(self._arrays or self._out_of_reach)
-        scales = [_scales_behind(head, is_read) for head in _arrays_in(heads)] if self._any else []
+        arrays = heads if isinstance(heads, (list, tuple)) else [heads]
+        scales = [_scales_behind(head, is_read) for head in arrays if isinstance(head, NDArray)] if self._any else []
         if counts:
             self._count(scales)
         if not is_read:
@@ -154,11 +155,6 @@ class _LossScale:
 
 
 loss_scale = _LossScale()
-
-
-def _arrays_in(heads: Any) -> list[NDArray]:
-    """Return the arrays that a backward pass begins with."""
-    return [array for array in (heads if isinstance(heads, (list, tuple)) else [heads]) if isinstance(array, NDArray)]
 
 
 def _scales_behind(head: NDArray, is_asked_for_all: bool) -> set[float]:

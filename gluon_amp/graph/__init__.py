@@ -1,7 +1,6 @@
 """Symbol graphs, their attributes, and edits of them. No MXNet."""
 from __future__ import annotations
 
-from .decision import Cause, Decision
 from .edit import (
     BODIES,
     CAST,
@@ -18,29 +17,8 @@ from .edit import (
     set_subgraphs,
     subgraphs_of,
 )
-from .graph import VARIABLE, Entry, Graph, Node, Role, unique_name
+from .graph import VARIABLE, WISHES, Cause, Decision, Entry, Graph, Node, Role, unique_name
 
-__all__ = [
-    "BODIES",
-    "CAST",
-    "MULTICAST",
-    "VARIABLE",
-    "Cause",
-    "Consumers",
-    "Decision",
-    "Entry",
-    "Graph",
-    "Node",
-    "Role",
-    "cast",
-    "cast_nodes",
-    "has_control_flow",
-    "identity",
-    "inline_cached_ops",
-    "named_by",
-    "operator",
-    "redirect",
-    "set_subgraphs",
-    "subgraphs_of",
-    "unique_name",
-]
+__all__ = ["BODIES", "CAST", "MULTICAST", "VARIABLE", "WISHES", "Cause", "Consumers", "Decision", "Entry", "Graph",
+           "Node", "Role", "cast", "cast_nodes", "has_control_flow", "identity", "inline_cached_ops", "named_by",
+           "operator", "redirect", "set_subgraphs", "subgraphs_of", "unique_name"]

@@ -20,6 +20,7 @@ INFERENCE = "__gluon_amp_inference__"  # on variables whose gradients a conversi
 
 # MXNet's numbers of the data types, as `__dtype__` gives them.
 TYPE_FLAGS = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 12}
+LOW_FLAGS = frozenset((TYPE_FLAGS[FLOAT16], TYPE_FLAGS[BFLOAT16]))
 
 # Operators of MXNet's that turn FP32 into INT8, or back.
 INT8_CASTS = ("_contrib_quantize_v2", "_contrib_dequantize", "_contrib_requantize")

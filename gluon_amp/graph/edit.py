@@ -1,4 +1,4 @@
-"""Edit graphs: make nodes, find consumers and replace what they read, and graphs that nodes hold."""
+"""Edit graphs: make nodes, find consumers and replace their inputs, read and write the graphs that nodes hold."""
 from __future__ import annotations
 
 import json
@@ -87,8 +87,8 @@ def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:
 
 def inline_cached_ops(graph: Graph) -> Graph:
     """Replace every ``_CachedOp`` by the operators that it runs; return the graph."""
-    # MXNet's own partitioners make such nodes. Their text holds what they run, but MXNet does not make it out of the
-    # text again: a symbol that is read with such a node fails in every use.
+    # MXNet's own partitioners make such nodes. Their text holds their operators, which MXNet does not read out of it: a
+    # symbol that is read with such a node fails in every use.
     for node in graph.operators():
         if node.op == _CACHED_OP and _SUBGRAPHS in node.extra:
             redirect(graph, {Entry(node, output).key: head for output, head in enumerate(_heads_of(node))})
@@ -111,7 +111,7 @@ def set_subgraphs(node: Node, parts: Sequence[Graph]) -> None:
 
 
 def _heads_of(node: Node) -> list[Entry]:
-    """Return the outputs of what a node runs, made to read the node's inputs."""
+    """Return the outputs of the graph that a node runs, made to read the node's inputs."""
     inner = inline_cached_ops(subgraphs_of(node)[0])
     redirect(inner, {Entry(variable).key: entry for variable, entry in zip(inner.variables(), node.inputs)})
     return inner.heads

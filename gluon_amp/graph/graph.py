@@ -1,4 +1,4 @@
-"""Graph and Node: an editable form of MXNet's symbol JSON, lossless in both directions.
+"""Graph and Node: an editable form of MXNet's symbol JSON, lossless in both directions; and a node's precision.
 
 The format is nnvm's: a topologically sorted list of nodes whose inputs are ``[node, output, version]``
 triples, and heads of the same form. Here inputs point at :class:`Node` objects, so that a rewrite needs no
@@ -13,10 +13,46 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ..errors import GraphError
-from .decision import Decision
 
 VARIABLE = "null"
 _AFTER = "control_deps"  # what nnvm calls it
+
+
+class Cause(str, Enum):
+    """Why an operator runs in the precision that it runs in."""
+
+    TABLE = "table"  # the operator table says so
+    CHANNELS = "channels"  # it has too few input channels to gain
+    LAYOUT = "layout"  # there are no fast kernels for its layout, or its neighbours share one
+    USER_LIST = "user_list"  # it is in one of the user's lists
+    NOT_LISTED = "not_listed"  # the user's list of low-precision operators leaves it out
+    REGISTERED = "registered"  # the user's register_op says so
+    EXCLUSION = "exclusion"  # the policy excludes its node
+    REGION = "region"  # it is in a region without AMP, or in an excluded block
+    OUTSIDE = "outside"  # it is outside of every region with AMP
+    STORAGE = "storage"  # it reads sparse tensors
+    CONSTANT = "constant"  # the low-precision type cannot hold a constant that it computes with
+    SHAPE = "shape"  # there is no sound or fast kernel for its shape
+    DEVICE = "device"  # the device is faster in FP32
+    CONSUMERS = "readers"  # all its consumers run in low precision
+    INT8 = "int8"  # it runs in INT8
+    DEFAULT = "default"  # nothing is known of it
+
+
+# The user's wishes, on one operator or on its surroundings.
+WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The precision of one operator, and why."""
+
+    rule: str  # ``'LOWER'``, ``'FP32'``, ``'WIDEST'``, ``'NEUTRAL'`` or ``'KEEP'``
+    cause: Cause  # the kind of reason, for programs
+    note: str  # the reason, for people
+    fp32_inputs: tuple[int, ...] = ()  # positions of inputs that stay FP32 whatever the data runs in
+    rounded_inputs: tuple[int, ...] = ()  # positions of inputs that stay FP32, with values of the target type
+    safe: bool = True  # False where a low-precision kernel is missing or wrong
 
 
 class Role(Enum):
@@ -70,11 +106,11 @@ class Node:
     op: str  # registered operator name, ``'null'`` for a variable
     name: str  # the user's name of the node
     attrs: dict[str, str] = field(default_factory=dict)  # operator parameters and symbol attributes, all strings
-    inputs: list[Entry] = field(default_factory=list)  # what it reads, in the operator's order
+    inputs: list[Entry] = field(default_factory=list)  # in the operator's order
     num_outputs: int = 1  # all outputs, hidden ones included
     # JSON fields that are carried along unread (``subgraphs`` of control flow operators)
     extra: dict[str, Any] = field(default_factory=dict)
-    after: list[Node] = field(default_factory=list)  # what comes before it in the order, beside its inputs
+    after: list[Node] = field(default_factory=list)  # nodes before it in the order, beside its inputs
     # per output, written by the analysis; empty until then
     dtypes: list[str | None] = field(default_factory=list)
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
@@ -157,7 +193,7 @@ class Graph:
                        "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs})
 
     def nodes(self) -> list[Node]:
-        """All nodes in nnvm's own order (depth first, inputs before their consumer, and then what it comes after)."""
+        """All nodes in nnvm's own order (depth first, inputs before their consumer, then its ``after``)."""
         order: list[Node] = []
         state: dict[int, bool] = {}  # False: being visited, True: done
         for head in self.heads:
@@ -201,7 +237,7 @@ class Graph:
         return Graph([entry(head) for head in self.heads], dict(self.attrs))
 
     def forget(self, attribute: str) -> None:
-        """Take an attribute from all nodes, and from those of the graphs that they hold."""
+        """Take an attribute from all nodes, and from all nodes of the graphs that they hold."""
         for node in self.nodes():
             node.attrs, node.extra = _without(node.attrs, attribute), _without(node.extra, attribute)
 

@@ -11,7 +11,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import checks
-from .._mxnet import distribution, trainers
+from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
@@ -35,9 +35,9 @@ def distribute(trainer: gluon.Trainer, allreduce_always_fp32: bool = False,
 
 
 def _group_of(trainer: gluon.Trainer, name: str) -> Group | None:
-    if distribution.horovod_trainer(trainer) is not None:
-        return horovod_group(distribution.process_set(trainer))
-    store = distribution.store_of(trainer)
+    if trainers.horovod_trainer(trainer) is not None:
+        return horovod_group(trainers.process_set(trainer))
+    store = trainers.store_of(trainer)
     if isinstance(store, GroupStore):
         return store.group
     if isinstance(store, str):
@@ -47,12 +47,12 @@ def _group_of(trainer: gluon.Trainer, name: str) -> Group | None:
     if store is None or ("dist" not in kind and not has_workers):
         return None
     group = store_group(store)
-    distribution.use_store(trainer, GroupStore(group, name))
+    trainers.use_store(trainer, GroupStore(group, name))
     return group
 
 
 def _check_name(name: str) -> None:
-    registered = distribution.known_stores()
+    registered = trainers.known_stores()
     if name.lower() in registered or any(part in name.lower() for part in _NATIVE_STORES):
         return
     known = [*_NATIVE_STORES, "dist_sync", "dist_device_sync", *registered]
@@ -75,17 +75,17 @@ class Reduction:
         self._trainer = trainer
         self._name = name  # the same in every process
         self._lifted = (FLOAT16, BFLOAT16) if always_fp32 else (BFLOAT16,)  # types that are added up in FP32
-        self._own = distribution.own_reduction(trainer)
+        self._own = trainers.own_reduction(trainer)
 
     def reduce(self) -> None:
         """Reduce the gradients of all parameters."""
         self.num_bytes = 0
-        fresh = distribution.fresh(self._trainer)
-        gradients = distribution.gradients(self._trainer)
+        fresh = trainers.fresh(self._trainer)
+        gradients = trainers.gradients(self._trainer)
         with in_force.off(), autograd.pause():
             self._clear_stale(gradients, fresh)
             packed = [self._packed(arrays) if arrays and arrays[0].stype == "default" else None for arrays in gradients]
-            distribution.reduce_arrays(self._trainer, self._own, [[] if wire is None else [wire] for wire in packed])
+            trainers.reduce_arrays(self._trainer, self._own, [[] if wire is None else [wire] for wire in packed])
             for index, (arrays, wire) in enumerate(zip(gradients, packed)):
                 if wire is not None:
                     _unpack(wire, arrays)
@@ -94,7 +94,7 @@ class Reduction:
 
     def _clear_stale(self, gradients: Sequence[Sequence[NDArray]], fresh: Sequence[Sequence[bool]]) -> None:
         """Zero gradients of earlier steps, unless they accumulate."""
-        for arrays, flags, adds in zip(gradients, fresh, distribution.accumulates(self._trainer)):
+        for arrays, flags, adds in zip(gradients, fresh, trainers.accumulates(self._trainer)):
             for array, flag in zip(arrays, flags):
                 if not flag and not adds:
                     trainers.zero(array)

@@ -28,9 +28,8 @@ from math import prod
 from typing import Iterator, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Consumers, Entry, Graph, Node, operator
+from ..graph import WISHES, Consumers, Entry, Graph, Node, operator
 from ..graph.attrs import symbol_attributes
-from ..graph.decision import WISHES
 from ..rules import NEUTRAL, Cause, Rule
 from ..rules.tables import SLOW_IN_TRAINING
 from ..rules.tables.groups import BATCH_NORMS, RELU
@@ -62,7 +61,7 @@ def may_fuse(context: Context) -> bool:
 
 
 def hard_swish(graph: Graph, context: Context) -> int:
-    """Fuse such products of large maps; return how many."""
+    """Fuse the products of large maps and their hard sigmoid; return how many."""
     unknown = unknown_forward(graph)
     found = [each for each in _products(graph, Consumers(graph))
              if _is_worth_it(each, context) and each.data.node not in unknown]

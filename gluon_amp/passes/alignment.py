@@ -52,8 +52,8 @@ _WIDE = 256
 # In FP32 forward and backward of a 3x3 convolution of SSD's sizes take 1.05 to 2.5 times as long without padding, with
 # AVX512 and with AVX2. There is no gain where no windows are copied (1x1), where the product is small (fewer input
 # channels), and where padding the weight takes as long as the convolution (few places on the map). Multiples of 8 are
-# padded to those of 16, too: by itself the AVX2 kernel is as fast, but it leaves gradients in blocks of 8 channels, and
-# with data in blocks of 16 BatchNorm's gradient runs oneDNN's reference kernel, a tenth of a step of SSD.
+# padded to multiples of 16, too: by itself the AVX2 kernel is as fast, but it leaves gradients in blocks of 8 channels,
+# and with data in blocks of 16 BatchNorm's gradient runs oneDNN's reference kernel, a tenth of a step of SSD.
 _FP32_INPUT_CHANNELS, _FP32_PLACES = 128, 256
 
 

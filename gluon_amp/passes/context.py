@@ -36,7 +36,7 @@ class Facts(NamedTuple):
     dense: bool = True  # whether all inputs and gradients are dense arrays, of known shapes
     recorded: bool = True  # whether gradients may be asked for
     trains: bool = False  # whether it is known that operators run in their training mode, and nobody watches them
-    evaluates: bool = False  # whether it is known that gradients are those of inference, where that matters
+    evaluates: bool = False  # whether it is known that operators run as in inference, where that matters
     # operators that make a gradient on their own, and for how many inputs; empty where gradients carry no loss scale
     own_gradients: tuple[tuple[str, int], ...] = ()
     bound: bool = False  # whether the graph is of an executor, which knows all shapes beforehand or never
@@ -83,7 +83,7 @@ class Context:
     policy: Policy  # decides the precision of each operator, and which passes are off
     device: Device = ANY_DEVICE  # where the graph runs
     facts: Facts = UNKNOWN  # known of the calls that the graph is for
-    # the data types that the graph's outputs had, and are to have; None for those that may have any
+    # the data types that the graph's outputs had, and are to have; None for outputs that may have any
     outputs: tuple[str | None, ...] = ()
     # the inputs before the rewrite. Training passes them by position: their order must not change.
     variables: tuple[str, ...] = ()

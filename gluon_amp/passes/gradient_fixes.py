@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
 from ..dtypes import FLOAT16, FLOAT32, FLOAT64
-from ..graph import BODIES, Entry, Graph, Node, Role, operator, set_subgraphs, subgraphs_of
+from ..graph import BODIES, WISHES, Entry, Graph, Node, Role, operator, set_subgraphs, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
-from ..graph.decision import WISHES
 from ..rules import KEEP, Decision
 from ..rules.shapes import is_of_volumes
 from .context import Concern, Context

@@ -11,10 +11,10 @@ The body of a loop reads and writes one part of an array in each step, forward a
 writes such a part, or the gradient of one, in a layout of its own, where a part cannot lie: the step fails ("Check
 failed: !is_view"), or gradients before the loop are wrong without a word. There, too, an identity stands between.
 
-Up to seven gradients of a tensor's consumers MXNet adds by an operator of its own. Of more, it asks those that give
-them to add to what is there, one after the other. Operators of libraries are not told, and casts do not do it: either
-would leave its own gradient alone. Before it makes gradients, MXNet puts one operator in the place of equal ones, so
-that those have the consumers of all.
+MXNet adds up to seven gradients of a tensor's consumers by an operator of its own. Where there are more, it asks the
+operators that give them to add to the array, one after the other. Operators of libraries are not told, and casts do not
+add: the array would hold their own gradient alone. Before MXNet makes gradients it merges equal operators, and a merged
+operator has the consumers of all.
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ APART = "__gluon_amp_guard__"  # the attribute in which operators differ that MX
 class Tensor(Enum):
     """Kinds of tensors that some operators must not read themselves."""
 
-    ADDED = "added"  # MXNet asks its consumers to add their gradients to what is there
+    ADDED = "added"  # MXNet asks its consumers to add their gradients to its array
     ADDED_VARIABLE = "added variable"  # a variable of that kind; beside loops and branches every variable
     GROUPED_WEIGHT = "grouped weight"  # the weight of a convolution in groups
 
@@ -49,7 +49,7 @@ class Identity:
     """What goes wrong where an operator reads a tensor, and does not where a multiplication by 1 stands between."""
 
     ops: tuple[str, ...]  # the operators, by registered name
-    of: Tensor  # what they must not read
+    of: Tensor  # the tensors that they must not read
     why: str  # what goes wrong
     upstream: str  # where MXNet shows it: a file below https://github.com/apache/mxnet/blob/1.9.1/src/
     states: tuple[int, ...] = ()  # positions of inputs that the operators write, which nothing may stand before
@@ -81,7 +81,7 @@ IDENTITIES: tuple[Identity, ...] = (
 
 
 def may_lose_gradients(context: Context) -> bool:
-    """Tell whether something may be lost: a converted graph has the identities of inference already."""
+    """Tell whether gradients or layouts may be lost: a converted graph has the identities of inference already."""
     return not context.converted or context.facts.recorded
 
 
@@ -98,11 +98,11 @@ class SharedIdentities:
 
     def __init__(self, make: Callable[[Entry], Entry]):
         self._make, self._most = make, _most_summed()
-        self._latest: dict[tuple[int, int], tuple[Entry, int]] = {}  # the last of a tensor, and who reads it
+        self._latest: dict[tuple[int, int], tuple[Entry, int]] = {}  # the last identity of a tensor, and its consumers
         self.count = 0
 
     def before(self, entry: Entry) -> Entry:
-        """Return what one more operator is to read."""
+        """Return the tensor that one more operator is to read."""
         made, consumers = self._latest.get(entry.key, (entry, self._most))
         if consumers == self._most:
             made, consumers = self._make(entry), 0
@@ -189,7 +189,7 @@ def _put_into_body(node: Node, has_types: bool) -> int:
 
 
 def _put_at_parts(node: Node, body: Graph) -> int:
-    """Put one behind the parts that a loop's body reads, and behind those that it gives; branches have none."""
+    """Put an identity behind each part that a loop's body reads, and each that it gives; branches have none."""
     read = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; none for a while_loop
     variables = body.variables()
     moved = {}

@@ -1,4 +1,4 @@
-"""Fuse attention of several heads into one operator in C++: products, softmax, and all that splits and joins heads.
+"""Fuse attention into one operator in C++: products, softmax, and the operators that split and join heads.
 
 ::
 
@@ -17,9 +17,8 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Seque
 import numpy as np
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import Consumers, Entry, Graph, Node, Role
+from ..graph import WISHES, Consumers, Entry, Graph, Node, Role
 from ..graph.attrs import integer, integers, is_set, symbol_attributes
-from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
 from .precisions import Made, decide, give_low, in_type, is_widened
@@ -33,8 +32,8 @@ _PRODUCTS = ("elemwise_mul", "broadcast_mul")
 _SIZES = ((2, 3), (5, 2))  # of batches and lengths, to try moves with
 _DEFAULT_SOFTMAX = {"axis": ("-1", "2"), "temperature": ("None", "1.0", "1"), "dtype": ("None",)}
 _SELF, _MEMORY = "_contrib_interleaved_matmul_selfatt", "_contrib_interleaved_matmul_encdec"
-# Products that read heads of one projection, or of one for queries and one for keys and values; by what they are called
-# in converted graphs, too.
+# Products that read heads of one projection, or of one for queries and one for keys and values; by their names in
+# converted graphs, too.
 _INTERLEAVED = {_SELF: _SELF, "_sg_mkldnn_selfatt": _SELF, _MEMORY: _MEMORY}
 
 
@@ -50,7 +49,7 @@ class _Attention(NamedTuple):
 
 
 def fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
-    """Put one operator in the place of those that compute attention; return how many times."""
+    """Fuse the operators of each attention into one; return how many."""
     consumers = Consumers(graph)
     found = [each for each in _find(graph, consumers) if _gains_as_one(each, context)
              and not any(entry.node in unknown for entry in each.inputs.values())]

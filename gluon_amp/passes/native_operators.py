@@ -1,4 +1,4 @@
-"""Put operators in C++ in the place of those that MXNet has no good CPU kernels for.
+"""Replace operators that MXNet has no good CPU kernels for by operators in C++.
 
 ::
 
@@ -11,7 +11,7 @@ The program's own symbol, from which files are written, keeps MXNet's operators.
 convolutions that saves the casts that MXNet's needs. Dense layers and attention
 (:mod:`~gluon_amp.passes.native_attention`) run in either type, LayerNorm and dropout in that of their data.
 
-MXNet does not tell operators of libraries that a gradient is to be added to what is there: an identity stands between
+MXNet does not tell operators of libraries that a gradient is to be added to another: an identity stands between
 (:mod:`~gluon_amp.passes.identities`).
 """
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Replacement(NamedTuple):
     least: int  # the work from which on it gains: a call of a library's operator takes longer
     fits: Callable[[Node, Consumers], bool] = _always  # takes a node; whether the operator computes the same
     work: Callable[[Node], int] = _values  # takes a node of known shapes; what ``least`` is of
-    fp32_inputs: tuple[int, ...] = ()  # those that stay FP32 where the data is in low precision
+    fp32_inputs: tuple[int, ...] = ()  # inputs that stay FP32 where the data is in low precision
     gains: Callable[[Node, Context], bool] = _always  # takes a node; whether it is faster on this device
     rule: Rule | None = None  # how its precision is decided, where MXNet's operator has no bfloat16 kernel
     known: int = 2  # how many of its first inputs have to have a known shape before MXNet infers shapes backward
@@ -258,7 +258,7 @@ NATIVE = (frozenset(each.op for each in REPLACEMENTS.values()) | {native_attenti
 
 
 def native_operators(graph: Graph, context: Context) -> int:
-    """Replace what runs faster in C++; return how many operators."""
+    """Replace the operators that run faster in C++; return how many."""
     unknown = unknown_forward(graph)
     fused = native_attention.fuse_attention(graph, context, unknown)
     consumers = Consumers(graph)
@@ -306,7 +306,7 @@ def _rectifier_of(product: Node, node: Node) -> dict[str, str]:
 
 
 def replacement_of(node: Node) -> Replacement | None:
-    """Return what may take the place of a node's operator; None where there is nothing."""
+    """Return the replacement of a node's operator; None where there is none."""
     return REPLACEMENTS.get(f"{node.op} {node.attrs.get('act_type')}" if node.op == "LeakyReLU" else node.op)
 
 

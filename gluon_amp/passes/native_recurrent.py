@@ -1,4 +1,4 @@
-"""Recurrent layers in C++: whether a node may become one, and what it reads and gives then.
+"""Recurrent layers in C++: whether a node may become one, and its inputs and outputs then.
 
 ::
 

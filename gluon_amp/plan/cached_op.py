@@ -1,13 +1,18 @@
 """A cached op that runs the plan for the setting in force when it is called.
 
-``HybridBlock._build_cache`` instantiates ``mxnet.ndarray.CachedOp`` with the traced symbol. The class here takes
-that place: it keeps the symbol as traced, and makes one stock cached op for each way of running it.
+``HybridBlock._build_cache`` instantiates ``mxnet.ndarray.CachedOp`` with the traced symbol. ``RewritingCachedOp`` takes
+that place: it keeps the symbol as traced, and makes one of MXNet's cached ops for each plan.
+
+MXNet runs the operators of a backward graph in the order in which it comes upon them from the gradients of the inputs,
+beginning with the first input. The gradient of the first layer's weight needs all other layers', so that their casts
+come last: until then all gradients are kept in low precision, too. ``OrderedCachedOp`` begins its inputs with the
+weights of the last layers: each gradient is cast before the next one is computed, and its memory is free for others.
 """
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
 from operator import is_
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, Tuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import mxnet as mx
@@ -20,25 +25,24 @@ from .._mxnet.arrays import bring_to_plain_layout, is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.engine import check_waiting, serialize_execution, waiting
 from .._mxnet.invoke import Callback, UpstreamCachedOp
-from .._mxnet.symbols import dtype_name, keep_marks, to_graph
-from ..dtypes import LOW_PRECISION
+from .._mxnet.symbols import dtype_name, from_graph, keep_marks, to_graph
+from ..dtypes import FLOAT32, LOW_PRECISION
 from ..eager.gradient_fixes import TWICE_DIFFERENTIABLE
 from ..eager.loss_scale import loss_scale
 from ..eager.running_stats import alike, running_stats
-from ..graph import Graph, has_control_flow
+from ..graph import Graph, Node, Role, cast_nodes, has_control_flow
 from ..graph.attrs import is_set
 from ..passes import Concern, Facts
-from ..state.frame import frame
-from ..state.in_force import in_force
-from ..state.recent import remember
-from ..state.state import State
-from .gradient_order import cached_op
+from ..state.in_force import frame, in_force
+from ..state.state import State, remember
 from .observers import operator_callback
 from .planner import Plan, Planner
 
 _MOST_REQUESTS = 32
-_MANY_CALLS = 16  # that make up for what is made anew when another plan's turn is over
+_MANY_CALLS = 16  # that make up for the cached op that is made anew when another plan's turn is over
 _INLINE_LIMIT = 2  # MXNet's default
+_POSITIONS = ("data_indices", "param_indices")  # flags of cached ops that are positions of inputs
+Flags = Sequence[Tuple[str, Any]]
 
 
 class RewritingCachedOp:
@@ -54,7 +58,7 @@ class RewritingCachedOp:
         self.accumulating: frozenset[str] = frozenset()
         self.requests: Mapping[str, str] = {}  # the ``grad_req`` of each parameter, as far as they are known
         self._concerned: dict[Any, frozenset[Concern]] = {}  # by what gradients are asked for
-        self.latest: Plan | None = None  # what it ran under AMP last
+        self.latest: Plan | None = None  # the plan of the latest call under AMP
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
         # the parameters of the latest call, and the types of all of its arguments; none before it
         self._known_dtypes: tuple[list[NDArray], list[str | None]] | None = None
@@ -64,26 +68,26 @@ class RewritingCachedOp:
         self._parameter_positions = [i for i in range(len(self.names)) if i not in set(self._data_positions)]
         states = set(symbol.list_auxiliary_states())
         self._states = [position for position, name in enumerate(self.names) if name in states]
-        self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those that one operator copies
+        self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # states that one operator copies
         self._plain: UpstreamCachedOp | None = None
-        self._operations: WeakKeyDictionary[Plan, UpstreamCachedOp] = WeakKeyDictionary()  # what runs each plan
+        self._operations: WeakKeyDictionary[Plan, UpstreamCachedOp] = WeakKeyDictionary()  # that run each plan
         self._turn: tuple[Plan | None, int] = None, 0  # what ran last, and how often in a row
-        self._left: WeakSet[Plan] = WeakSet()  # what has run before another did
+        self._left: WeakSet[Plan] = WeakSet()  # plans that have run before another did
         self._hook: tuple[Any, ...] = ()
-        self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
-        self._callback: Callback | None = None  # the hook, as what runs knows it
+        self._observed: tuple[Any, ...] = ()  # the cached op that runs, and its hook
+        self._callback: Callback | None = None  # the hook, as the cached op that runs knows it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let networks be copied and pickled: what was made for settings is made again."""
+        """Let networks be copied and pickled: plans and cached ops are made again."""
         return type(self), (self.symbol, self.flags, self.state, self.has_marks)
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
-        """Run the symbol; arguments and result are those of MXNet's cached op."""
+        """Run the symbol, with the arguments and result of MXNet's cached op."""
         state = self._current()
         if frame.data_gradients and self.state is None and self._gives_second_gradients(args):
             state = None
         plan = None if state is None else self._planned(state, args)
-        operation = self._stock() if plan is None else self._operation(plan, args)
+        operation = self._upstream() if plan is None else self._operation(plan, args)
         if self._hook:
             self._observe(operation, plan)
         if self.traced.unscaled and autograd.is_recording():
@@ -130,7 +134,7 @@ class RewritingCachedOp:
                 and any(node.op in TWICE_DIFFERENTIABLE for node in operators))
 
     def plan(self, args: Sequence[NDArray]) -> Plan | None:
-        """Return what a call with these arguments runs; None where AMP is off."""
+        """Return the plan of a call with these arguments; None where AMP is off."""
         state = self._current()
         return None if state is None else self._planned(state, args)
 
@@ -161,11 +165,16 @@ class RewritingCachedOp:
         def shapes() -> list[tuple[int, ...]]:
             return [array.shape for array in args]
 
-        device = state.key(args[0].context) if args else "cpu"
-        sparse = self._sparse(args)
-        facts = Facts(dtypes=self._dtypes(args), device=device, accumulated=self._accumulated(args),
-                      concerned=self._concerns(args), sparse=sparse, dense=not sparse, recorded=self._is_recorded(),
-                      trains=self._trains(), evaluates=self._evaluates(), own_gradients=self._own_gradients())
+        recording, training, traced = autograd.is_recording(), autograd.is_training(), self.traced
+        sparse = frozenset(name for name, array in zip(self.names, args) if isinstance(array, BaseSparseNDArray))
+        evaluates = traced.depends_on_evaluating and recording and not training
+        # A hook is to see maps as the program made them.
+        trains = traced.depends_on_training and recording and training and not self._hook
+        facts = Facts(dtypes=self._dtypes(args), device=state.key(args[0].context) if args else "cpu",
+                      accumulated=self._accumulated(args) if recording else frozenset(),
+                      concerned=self._concerns(args, evaluates) if recording else frozenset(),
+                      sparse=sparse, dense=not sparse, recorded=recording or not traced.depends_on_recording,
+                      trains=trains, evaluates=evaluates, own_gradients=self._own_gradients())
         self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
         return self.latest
 
@@ -181,7 +190,7 @@ class RewritingCachedOp:
         return tuple(dtypes)
 
     def _operation(self, plan: Plan, args: Sequence[NDArray]) -> UpstreamCachedOp:
-        """Return what runs a plan with these arguments."""
+        """Return the cached op that runs a plan with these arguments."""
         last, calls = self._turn
         if plan is not last:
             if last is not None:
@@ -192,7 +201,7 @@ class RewritingCachedOp:
         self._turn = plan, calls + 1 if plan is last else 1
         operation = self._operations.get(plan)
         if operation is None:
-            operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
+            operation = (self._upstream() if plan.symbol is None and self._safe_flags is self.flags else
                          cached_op(plan, self._safe_flags))
             if plan.runs_in_turn:
                 serialize_execution(operation)
@@ -202,7 +211,7 @@ class RewritingCachedOp:
     def _leave(self, last: Plan, plan: Plan, calls: int) -> None:
         """Let static memory go where a plan's turn is over: MXNet's cached op has one for training and inference.
 
-        What takes turns of a few calls stays: what runs it is made anew only once.
+        A plan whose turns are a few calls stays: its cached op is made anew only once.
         """
         is_static = is_set(dict(self.flags), "static_alloc") and last.facts.device == plan.facts.device
         goes = is_static and (calls >= _MANY_CALLS or last not in self._left)
@@ -218,15 +227,11 @@ class RewritingCachedOp:
             self._alike[plan] = alike(args, self._states)
         return self._alike[plan]
 
-    def _sparse(self, args: Sequence[NDArray]) -> frozenset[str]:
-        """Name the inputs that are sparse arrays."""
-        return frozenset(name for name, array in zip(self.names, args) if isinstance(array, BaseSparseNDArray))
-
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
 
     def _observe(self, operation: UpstreamCachedOp, plan: Plan | None) -> None:
-        """Let the hook see what is about to run, as the program knows it."""
+        """Let the hook see the operators that are about to run, as the program knows them."""
         if (operation, self._hook) == self._observed:
             return
         callback, monitor_all = self._hook
@@ -238,26 +243,16 @@ class RewritingCachedOp:
         operation._register_op_hook(self._callback, monitor_all)
         self._observed = (operation, self._hook)
 
-    def _stock(self) -> UpstreamCachedOp:
+    def _upstream(self) -> UpstreamCachedOp:
         if self._plain is None:
             self._plain = UpstreamCachedOp(self.symbol, self.flags)
         return self._plain
 
-    def _is_recorded(self) -> bool:
-        return not self.traced.depends_on_recording or autograd.is_recording()
-
-    def _trains(self) -> bool:
-        # A hook is to see maps as the program made them.
-        return self.traced.depends_on_training and autograd.is_recording() and autograd.is_training() and not self._hook
-
-    def _evaluates(self) -> bool:
-        return self.traced.depends_on_evaluating and autograd.is_recording() and not autograd.is_training()
-
-    def _concerns(self, args: Sequence[NDArray]) -> frozenset[Concern]:
-        """Name the gradients that MXNet would get wrong in this call."""
-        if not self.traced.has_defects or not autograd.is_recording():
+    def _concerns(self, args: Sequence[NDArray], evaluates: bool) -> frozenset[Concern]:
+        """Name the gradients that MXNet would get wrong in this call, which is recorded."""
+        if not self.traced.has_defects:
             return frozenset()
-        evaluates, requests = self._evaluates(), self.requests
+        requests = self.requests
         asked = frozenset(name for name, array in zip(self.names, args)
                           if (requests[name] != "null" if name in requests else is_recorded(array)))
         key = asked, evaluates
@@ -266,8 +261,6 @@ class RewritingCachedOp:
                         ) if known is None else known
 
     def _accumulated(self, args: Sequence[NDArray]) -> frozenset[str]:
-        if not autograd.is_recording():
-            return frozenset()
         # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
         marked = (self.names[i] for i in self._data_positions if args[i].grad is not None)
         return self.accumulating.union(marked)
@@ -280,8 +273,54 @@ def _switched_off() -> State:
 
 
 def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
-    """Return the hybridized blocks inside a block that have been called under AMP, and what they run."""
+    """Return the hybridized blocks inside a block that have been called under AMP, and their cached ops."""
     operation = cached_op_of(block)
     if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
         return [(block, operation)]
     return [pair for child in children_of(block) for pair in prepared_operations(child)]
+
+
+class OrderedCachedOp(UpstreamCachedOp):
+    """A cached op whose symbol has its inputs in another order than its plan."""
+
+    def __init__(self, symbol: mx.sym.Symbol, flags: Flags, order: tuple[int, ...]):
+        super().__init__(symbol, flags)
+        self.order = order  # which of the plan's arguments each of the inputs is
+
+    def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
+        """Run it, with the arguments and result of MXNet's cached op."""
+        return super().__call__(*(args[position] for position in self.order), **kwargs)
+
+
+def cached_op(plan: Plan, flags: Flags) -> UpstreamCachedOp:
+    """Make the cached op of a plan; it takes the plan's arguments."""
+    if plan.carries_scale:
+        last = len(plan.traced.names)
+        flags = [(name, [*value, last] if name == "data_indices" else value) for name, value in flags]
+    # On GPUs, where MXNet fuses operators by their order, this was never tried.
+    if plan.symbol is None or not plan.facts.recorded or plan.facts.device != "cpu":
+        return UpstreamCachedOp(plan.runs, flags)
+    graph = plan.graph.copy()
+    old = {id(node): position for position, node in enumerate(graph.variables())}
+    if not put_last_weights_first(graph):
+        return UpstreamCachedOp(plan.runs, flags)
+    order = tuple(old[id(node)] for node in graph.variables())
+    new = {position: place for place, position in enumerate(order)}
+    moved = [(name, [new[position] for position in value] if name in _POSITIONS else value) for name, value in flags]
+    return OrderedCachedOp(from_graph(graph, plan.traced.symbol), moved, order)
+
+
+def put_last_weights_first(graph: Graph) -> bool:
+    """Let the first input come after the weights that are cast, the last one first; return whether there are any."""
+    first, *_ = graph.variables()
+    weights = [source for source in map(_cast_variable, cast_nodes(graph)) if source not in (None, first)]
+    first.after = list(dict.fromkeys(reversed(weights)))
+    return bool(first.after)
+
+
+def _cast_variable(node: Node) -> Node | None:
+    """Return the variable in FP32 that a cast to low precision reads, perhaps behind an identity."""
+    source = node.inputs[0].node
+    if source.role is Role.IDENTITY:
+        source = source.inputs[0].node
+    return source if source.is_variable and source.dtypes == [FLOAT32] and node.dtypes != [FLOAT32] else None

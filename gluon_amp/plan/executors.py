@@ -1,61 +1,125 @@
-"""Symbols that are bound, as by Module: their executors run what was planned, for the shapes that they have now."""
+"""Symbols that are bound, as by Module: their executors run the plan for the shapes that they have now.
+
+A symbol that was converted for inference is not trained, and takes the parameters made for it only, without AMP, too. A
+conversion that folds, drops or fuses operators notes its rewrite on the variables concerned. The notes go along into
+files, into parts of the symbol, and into symbols made of it.
+"""
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import mxnet as mx
 from mxnet.executor import Executor
+from mxnet.gluon import Parameter
+from mxnet.module import Module
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _machine
 from .._mxnet.engine import check_waiting, serialize_execution, waiting
 from .._mxnet.invoke import Callback
-from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of
+from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of, to_graph
+from .._mxnet.trainers import trainer_of, trains_anything
 from ..dtypes import BFLOAT16
-from ..errors import warn
-from ..graph.attrs import STORAGE
+from ..errors import StateError, warn
+from ..graph import cast_nodes
+from ..graph.attrs import MADE, STORAGE
 from ..passes import Facts
 from ..state.in_force import in_force
 from ..state.state import State
-from .converted_symbols import by_name, requests_of
 from .observers import executor_callback
-from .planner import Plan, Planner
-from .traced import Traced
+from .planner import Plan, Planner, Traced, spoilt_gradients
 
-_stock_bind = mx.sym.Symbol.bind
+_upstream_bind = mx.sym.Symbol.bind
 _DENSE = ("default", "0", "-1")  # as symbols and users note it
 _TOLD = "_amp_told"  # on executors that a warning was given for
+_INSTEAD = "train the FP32 network under amp.init(), and convert it afterwards"
+
+
+def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
+    """Return arrays, or requests for gradients, by the names of the inputs: MXNet takes lists, and dicts of more."""
+    if values is None:
+        return {}
+    pairs = values.items() if isinstance(values, dict) else zip(names, values)
+    known = set(names)
+    return {name: value for name, value in pairs if value is not None and name in known}
+
+
+def _requests_of(grad_req: Any, symbol: mx.sym.Symbol) -> dict[str, str]:
+    """Return the ``grad_req`` of each argument."""
+    names = symbol.list_arguments()
+    return _by_name([grad_req] * len(names) if isinstance(grad_req, str) else grad_req, names)
+
+
+def _refuse_training(symbol: mx.sym.Symbol, requests: Mapping[str, str], ctx: Any) -> None:
+    """Raise StateError where a gradient is requested that a conversion has spoilt, or that MXNet would lose."""
+    for name, reason in spoilt_gradients(symbol).items():
+        if requests.get(name, "null") != "null":
+            raise StateError(f"the symbol was converted for inference, and cannot be trained: expected grad_req='null' "
+                             f"for {name!r} ({reason}), received {requests[name]!r}. To run it bind it with "
+                             f"for_training=False, or grad_req='null'; to train it, {_INSTEAD}, or convert it with "
+                             "optimize='none'")
+    added = {name for name, request in requests.items() if request == "add"}
+    if not added or not isinstance(ctx, mx.Context) or ctx.device_type == "gpu":
+        return
+    lost = {node.inputs[0].node.name for node in cast_nodes(to_graph(symbol))} & added
+    if lost:
+        raise StateError(f"expected grad_req='write' for {min(lost)!r}, received 'add': amp_cast, which reads it in "
+                         "the symbol, loses gradients that are added. Bind it under amp.init(), which mends that")
+
+
+def refuse_trained(parameters: Mapping[str, Parameter], spoilt: Mapping[str, str], is_frozen: bool) -> None:
+    """Raise StateError where the parameters of a converted block are trained; imported ones have gradients anyhow."""
+    for name, parameter in parameters.items():
+        trainer = trainer_of(parameter)
+        if name in spoilt and parameter.grad_req != "null" and (is_frozen or trainer is not None):
+            raise StateError("the network was converted for inference, and cannot be trained: expected "
+                             f"grad_req='null' for {name!r} ({spoilt[name]}), received {parameter.grad_req!r}. To "
+                             f"fine-tune it, {_INSTEAD}")
+        if is_frozen and trainer is not None and not trains_anything(trainer):
+            raise StateError("expected a trainer with parameters to train, found one that has those of a converted "
+                             f"network only, which get no gradients. To fine-tune it, {_INSTEAD}")
+
+
+def refuse_foreign(symbol: mx.sym.Symbol, given: Collection[str]) -> None:
+    """Raise StateError where a converted symbol gets the parameters of the network that it was made from."""
+    inputs = set(symbol.list_inputs())
+    made = {name: attrs[MADE] for name, attrs in symbol.attr_dict().items() if MADE in attrs and name not in given}
+    if made and not inputs.issuperset(given):
+        name, sources = next(iter(made.items()))
+        raise StateError(f"the symbol was converted, and its parameters with it: expected those that the conversion "
+                         f"returned, received some without {name!r}, which is made of {sources}. Convert these "
+                         "parameters as well, or convert with optimize='none', which keeps them")
 
 
 @dataclass(eq=False)
 class Binding:
-    """What executors of equal symbols and inputs share, and those that are reshaped from them."""
+    """The planner and facts of executors of equal symbols and inputs, and of those reshaped from them."""
 
     planner: Planner
     state: State  # the setting when the first was bound
-    facts: Facts  # what was known of its inputs then
-    shapes: Sequence[tuple[int, ...]]  # the shapes of its inputs then; empty where unknown
-    bind: Callable  # MXNet's own ``Symbol.bind``
+    facts: Facts  # of its inputs then
+    shapes: Sequence[tuple[int, ...]]  # of its inputs then; empty where unknown
 
     def plan(self, shapes: Sequence[tuple[int, ...]] | None = None) -> Plan:
-        """Return the plan for shapes of the inputs, those of the first by default."""
+        """Return the plan for shapes of the inputs, by default the first executor's."""
         shapes = self.shapes if shapes is None else shapes
         return self.planner.plan(self.state, self.facts, shapes, lambda: shapes)
 
 
-# By all that plans depend on: Module binds a symbol for every context. They go with their executors.
+# By everything that plans depend on: Module binds a symbol for every context. They go with their executors.
 _bindings: WeakValueDictionary[tuple, Binding] = WeakValueDictionary()
 
 
-def _binding(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Context, dtypes: Mapping[str, str | None],
+def _binding(state: State, symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: Mapping[str, str | None],
              shapes: Mapping[str, tuple[int, ...]], requests: Mapping[str, str], sparse: frozenset[str],
              dense: bool) -> Binding:
-    """Return what executors of a symbol share for inputs of these types, shapes and requests for gradients."""
+    """Return the binding of a symbol for inputs of these types, shapes and requests for gradients."""
     device = state.key(ctx)
-    key = (text_of(symbol), type(symbol), mx.util.is_np_shape(), bind, state, device,
+    key = (text_of(symbol), type(symbol), mx.util.is_np_shape(), state, device,
            *(frozenset(known.items()) for known in (dtypes, shapes, requests)), sparse, dense)
     binding = _bindings.get(key)
     if binding is None:
@@ -67,7 +131,7 @@ def _binding(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Contex
                       concerned=planner.traced.concerned(lambda name: requested[name] != "null"), sparse=sparse,
                       dense=dense and all(name in shapes for name in names), bound=True,
                       recorded=any(request != "null" for request in requested.values()))
-        binding = _bindings[key] = Binding(planner, state, facts, [shapes.get(name, ()) for name in names], bind)
+        binding = _bindings[key] = Binding(planner, state, facts, [shapes.get(name, ()) for name in names])
     return binding
 
 
@@ -97,7 +161,7 @@ class PlannedExecutor(Executor):
             plan = self.binding.plan([kwargs[name] for name in self.plan.traced.names])
             if plan is not self.plan:
                 # Its operators in C++ may refuse these shapes: one without them makes the arrays.
-                base = self.binding.bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
+                base = _upstream_bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
                                          self.aux_arrays, self._group2ctx, self)
         made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
         if plan is None:
@@ -105,7 +169,7 @@ class PlannedExecutor(Executor):
             plan = self.binding.plan([shapes[name] for name in self.plan.traced.names])
         if plan is not self.plan:
             # The graph of the shapes before may hold kernels that are not sound for these.
-            made = self.binding.bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
+            made = _upstream_bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
                                      self._grad_req, made.aux_arrays, self._group2ctx, self)
         made = PlannedExecutor.of(made, symbol, self.binding, plan)
         if self._callback is not None:
@@ -160,25 +224,31 @@ def make_bind(original: Callable) -> Callable:
     @functools.wraps(original)
     def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
              aux_states: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        given = (args, args_grad, grad_req, aux_states, *rest)
+        gradients = _by_name(args_grad, symbol.list_arguments())
+        requests = {name: request if name in gradients else "null"
+                    for name, request in _requests_of(grad_req, symbol).items()}
+
+        def bound(runs: mx.sym.Symbol) -> Executor:
+            if isinstance(args, dict):
+                refuse_foreign(runs, args)
+            _refuse_training(runs, requests, ctx)
+            return original(runs, ctx, args, args_grad, grad_req, aux_states, *rest, **kwargs)
+
         state = in_force.current()
         if state is None or not isinstance(ctx, mx.Context):
-            return original(symbol, ctx, *given, **kwargs)
-        arrays = {**by_name(args, symbol.list_arguments()), **by_name(aux_states, symbol.list_auxiliary_states())}
+            return bound(symbol)
+        arrays = {**_by_name(args, symbol.list_arguments()), **_by_name(aux_states, symbol.list_auxiliary_states())}
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
-        gradients = by_name(args_grad, symbol.list_arguments())
         sparse = frozenset(name for name, array in arrays.items() if isinstance(array, BaseSparseNDArray))
         dense = not sparse and not any(isinstance(array, BaseSparseNDArray) for array in gradients.values())
-        requests = {name: request if name in gradients else "null"
-                    for name, request in requests_of(grad_req, symbol).items()}
-        binding = _binding(state, symbol, original, ctx, dtypes, shapes, requests, sparse, dense)
+        binding = _binding(state, symbol, ctx, dtypes, shapes, requests, sparse, dense)
         try:
             plan = binding.plan()
         except mx.MXNetError:
-            original(symbol, ctx, *given, **kwargs)  # says what is wrong with the arguments
+            bound(symbol)  # says what is wrong with the arguments
             raise
-        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), symbol, binding, plan)
+        return PlannedExecutor.of(bound(plan.runs), symbol, binding, plan)
     return bind
 
 
@@ -187,18 +257,23 @@ def make_simple_bind(original: Callable) -> Callable:
     @functools.wraps(original)
     def simple_bind(symbol: mx.sym.Symbol, /, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
                     *rest: Any, **kwargs: Any) -> Any:
+        requests = _requests_of(grad_req, symbol)
+
+        def bound(runs: mx.sym.Symbol) -> Executor:
+            _refuse_training(runs, requests, ctx)
+            return original(runs, ctx, grad_req, type_dict, *rest, **kwargs)
+
         state = in_force.current()
         if state is None or not isinstance(ctx, mx.Context):
-            return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
+            return bound(symbol)
         try:
             dtypes = input_dtypes(symbol, _only_inputs(symbol, type_dict or {}))
             shapes = _inferred_shapes(symbol, kwargs)
-            requests = requests_of(grad_req, symbol)
             sparse = _sparse(symbol, rest[0] if rest else kwargs.get("stype_dict"))
-            binding = _binding(state, symbol, _stock_bind, ctx, dtypes, shapes, requests, sparse, not sparse)
+            binding = _binding(state, symbol, ctx, dtypes, shapes, requests, sparse, not sparse)
             plan = binding.plan()
         except mx.MXNetError:
-            original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
+            bound(symbol)  # says what is wrong with the arguments
             raise
         if plan.symbol is not None:
             # Behind a cast MXNet cannot infer the type of a variable: say it. It knows no bfloat16 here, which the
@@ -207,8 +282,7 @@ def make_simple_bind(original: Callable) -> Callable:
             type_dict = {**said, **(type_dict or {})}
         if plan.is_native:
             kwargs = {**kwargs, **shapes}  # MXNet cannot infer them from operators of a library
-        executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
-        return PlannedExecutor.of(executor, symbol, binding, plan)
+        return PlannedExecutor.of(bound(plan.runs), symbol, binding, plan)
     return simple_bind
 
 
@@ -245,7 +319,7 @@ def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset
 
 
 def _only_inputs(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was given for a symbol's inputs: executors ignore other names, where inference refuses them."""
+    """Return the values given for a symbol's inputs: executors ignore other names, and inference refuses them."""
     names = set(symbol.list_inputs())
     return {name: value for name, value in given.items() if name in names}
 
@@ -253,3 +327,25 @@ def _only_inputs(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, A
 def _inferred_shapes(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     known = {name: shape for name, shape in _only_inputs(symbol, given).items() if isinstance(shape, tuple)}
     return {name: shape for name, shape in of_inputs(symbol, symbol.infer_shape_partial(**known)).items() if shape}
+
+
+def make_init_params(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Module.init_params``."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init_params(module: Module, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(module, *args, **kwargs).arguments.get("arg_params")
+        if given is not None:
+            refuse_foreign(module.symbol, given)
+        original(module, *args, **kwargs)
+    return init_params
+
+
+def make_copy_params_from(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Executor.copy_params_from``."""
+    @functools.wraps(original)
+    def copy_params_from(executor: Executor, arg_params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        refuse_foreign(executor._symbol, arg_params)
+        original(executor, arg_params, *args, **kwargs)
+    return copy_params_from

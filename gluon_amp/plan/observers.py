@@ -24,7 +24,7 @@ OperatorCallback = Callable[[bytes, bytes, int], None]
 
 
 class _Tensor(NamedTuple):
-    """What a hook is told of: the name, the operator, and the array's handle."""
+    """The arguments of a hook: the name, the operator, and the array's handle."""
 
     name: bytes
     op: bytes
@@ -32,7 +32,7 @@ class _Tensor(NamedTuple):
 
 
 class _Observer:
-    """Translates what the engine reports of a rewritten graph."""
+    """Translates the engine's reports on a rewritten graph."""
 
     def __init__(self, plan: Plan):
         nodes = plan.graph.nodes()
@@ -64,7 +64,7 @@ class _Observer:
         return _handed_over(array, name, self.ops.get(known.name, known.op), is_own)
 
     def _input(self, array: NDArray, name: bytes, node: Node, position: int) -> _Tensor:
-        """Return what a node with padded channels reads, without the channels that were appended."""
+        """Return the input of a node with padded channels, without the channels that were appended."""
         source = node.inputs[position]
         while source.node.role is not Role.OWN:
             source = source.node.inputs[0]
@@ -88,7 +88,7 @@ class _Observer:
         """Return the node that a tensor belongs to; a variable's tensor has its very name."""
         found = [self.nodes[each] for each in (name, *named_by(name)) if each in self.nodes]
         if len(found) > 1 and found[0].is_variable and found[0].shapes[0] != shape and found[1].name in self.replaced:
-            return found[1]  # what a node with padded channels reads has the variable's name as well
+            return found[1]  # the input of a node with padded channels has the variable's name as well
         return found[0] if found else None
 
 
@@ -116,7 +116,7 @@ def _handed_over(array: NDArray, name: bytes, op: str, is_own: bool) -> _Tensor:
 
 
 def executor_callback(plan: Plan, callback: ExecutorCallback) -> ExecutorCallback:
-    """Make what an executor is to call, of what its user wants to be called."""
+    """Make the callback of an executor, of the user's callback."""
     observer = _Observer(plan)
 
     def report(name: bytes, handle: int) -> None:
@@ -127,7 +127,7 @@ def executor_callback(plan: Plan, callback: ExecutorCallback) -> ExecutorCallbac
 
 
 def operator_callback(plan: Plan, callback: OperatorCallback) -> OperatorCallback:
-    """Make what a cached op is to call, likewise."""
+    """Make the callback of a cached op, of the user's callback."""
     observer = _Observer(plan)
 
     def report(name: bytes, op: bytes, handle: int) -> None:

@@ -1,51 +1,216 @@
-"""The rewritten form of a graph under a setting, made once and read by reports and error messages."""
+"""A symbol as traced, and the rewritten form of it under a setting: made once, read by reports and error messages."""
 from __future__ import annotations
 
 import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import native, passes
-from .._mxnet.symbols import from_graph, infer_shapes
+from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..eager.custom_operators import inputs_with_own_gradient
 from ..eager.loss_scale import loss_scale
-from ..graph import Entry, Graph, Node, Role, has_control_flow
-from ..passes import Facts, Shaped, channels_last
+from ..graph import Entry, Graph, Node, Role, has_control_flow, subgraphs_of
+from ..graph.attrs import CONVERSION, INFERENCE, MADE, region
+from ..passes import Concern, Facts, Shaped, channels_last
+from ..passes.float16 import widen
+from ..passes.gradient_fixes import CONCERNED, DEPEND_ON_MODE, concerns_of
 from ..passes.gradients import is_scale
-from ..passes.native_operators import NATIVE
+from ..passes.native_operators import NATIVE, factors_come_first, following, may_replace, replacement_of
 from ..passes.precisions import WITHOUT_SHAPES
 from ..rules import ANY_DEVICE, Policy
-from ..state.recent import remember
-from ..state.state import State
-from .traced import Dtypes, Shapes, Traced, policy_for
+from ..rules.tables.groups import CUSTOM, WITH_OWN_GRADIENT
+from ..state.state import State, remember
+
+Shapes = Sequence[Tuple[int, ...]]
+Dtypes = Sequence[Optional[str]]
 
 MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
 MOST_SHAPES = 256  # networks may be fed thousands of different ones
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 _MAKES_SPARSE = "cast_storage"
-# Changes nothing of a graph but what has to be changed.
+# Runs none of the passes that can be switched off.
 _AS_TRACED = Policy(FLOAT32, disabled_passes=frozenset(passes.list_passes()))
+
+
+class Traced:
+    """A symbol as traced, and the questions about it that do not depend on a call, each answered once."""
+
+    def __init__(self, symbol: mx.sym.Symbol):
+        self.symbol = symbol
+        self.names = tuple(symbol.list_inputs())  # arguments and auxiliary states, in order
+        self._probes: dict[frozenset[str], _Probe] = {}
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The symbol's graph. Not to be edited."""
+        return to_graph(self.symbol)
+
+    @cached_property
+    def is_marked(self) -> bool:
+        """Tell whether some of its operators were traced inside an autocast region."""
+        return any(region(node.attrs) for node in self.graph.nodes())
+
+    @cached_property
+    def is_converted(self) -> bool:
+        """Tell whether it, or a part of it, was converted for inference, and has its casts already."""
+        return any(CONVERSION in node.attrs for node in self.graph.nodes())
+
+    @cached_property
+    def spoilt(self) -> Mapping[str, str]:
+        """The inputs whose gradients a conversion has spoilt, and how."""
+        return spoilt_gradients(self.symbol)
+
+    @cached_property
+    def depends_on_recording(self) -> bool:
+        """Tell whether it runs otherwise where no gradients are asked for."""
+        return (bool(self.own_gradients) or self.has_defects
+                or any(replacement_of(node) is not None for node in self.graph.operators()))
+
+    @cached_property
+    def own_gradients(self) -> tuple[tuple[str, int], ...]:
+        """The operators that make a gradient on their own, and for how many inputs."""
+        counts = ((node.name, _own_gradients(node)) for node in self.graph.operators())
+        return tuple((name, count) for name, count in counts if count)
+
+    @cached_property
+    def unscaled(self) -> str:
+        """The name of an operator whose own gradient cannot carry a loss scale; empty where there is none."""
+        inner = [node.name for node in self.graph.operators() if any(map(_own_gradients, _inside(node)))]
+        kept = [] if self.keeps_inputs else [name for name, _ in self.own_gradients]
+        return next(iter(inner + kept), "")
+
+    @cached_property
+    def depends_on_training(self) -> bool:
+        """Tell whether it runs otherwise where operators are in their training mode."""
+        return channels_last.may_gain(self.graph)
+
+    @cached_property
+    def has_defects(self) -> bool:
+        """Tell whether it has operators whose gradients MXNet may get wrong."""
+        return any(node.op in CONCERNED for node in self.graph.operators())
+
+    @cached_property
+    def depends_on_evaluating(self) -> bool:
+        """Tell whether it has operators whose gradients MXNet gets wrong in inference only."""
+        return any(node.op in DEPEND_ON_MODE for node in self.graph.operators())
+
+    def concerned(self, is_asked: Callable[[str], bool], evaluates: bool = False) -> frozenset[Concern]:
+        """Name the gradients that MXNet would get wrong, where gradients of some inputs are asked for."""
+        return concerns_of(self.graph, is_asked, evaluates) if self.has_defects else frozenset()
+
+    @cached_property
+    def keeps_inputs(self) -> bool:
+        """Whether its graph has its inputs, in order: partitions may have some that no operator reads."""
+        return [node.name for node in self.graph.variables()] == list(self.names)
+
+    def analysed(self, dtypes: Dtypes, shapes: Shapes) -> Graph:
+        """Return a new graph with the types and shapes of all tensors, given the inputs' in order."""
+        # Where a user's float16 meets FP32, which MXNet refuses, the graph holds casts to FP32 that the symbol lacks.
+        graph, types = self.graph.copy(), {name: dtype for name, dtype in zip(self.names, dtypes) if dtype}
+        known = {name: shape for name, shape in zip(self.names, shapes) if shape}
+        try:
+            analyse(self.symbol, graph, types, known)
+            if FLOAT16 not in types.values() or all(None not in node.dtypes for node in graph.operators()):
+                return graph
+        except mx.MXNetError:
+            if not widen(graph, types, self._written):
+                raise
+        else:
+            widen(graph, types, self._written)
+        analyse(self.symbol, graph, types, known)
+        return graph
+
+    @cached_property
+    def _written(self) -> list[str]:
+        return self.symbol.list_auxiliary_states()
+
+    def shaped(self, state: State, kind: str, shapes: Shapes) -> frozenset[Shaped]:
+        """Return the decisions that follow from the shapes of all inputs on a kind of device."""
+        policy, device = policy_for(self, state, kind, low=False), state.device(kind)
+        if policy is None:
+            return frozenset()
+        lowered = frozenset(node.op for node in self.graph.operators()
+                            if not self.is_converted and policy.depends_on_shape(node.op, device))
+        is_native = kind == "cpu" and policy.runs_native(device) and native.any_is_available()
+        replaced = following(self.graph) if is_native else frozenset()
+        ops = lowered | replaced
+        if ops not in self._probes:
+            self._probes[ops] = _Probe(self, ops)
+        read = self._probes[ops].shapes(dict(zip(self.names, shapes)))
+        decided = {
+            "in FP32": lambda node, found: (node.op in lowered
+                                            and policy.kept_for(node.op, node.attrs, found[0], device)),
+            "MXNet's": lambda node, found: node.op in replaced and not may_replace(node, found),
+            "factors first": factors_come_first}
+        return frozenset(Shaped(node.name, what) for what, holds in decided.items() for node, found in read
+                         if holds(node, found))
+
+
+def spoilt_gradients(symbol: mx.sym.Symbol) -> dict[str, str]:
+    """Name the variables whose gradients a conversion has spoilt, and say how."""
+    return {name: f"made of {attrs[MADE]}" if MADE in attrs else attrs[INFERENCE]
+            for name, attrs in symbol.attr_dict().items() if MADE in attrs or INFERENCE in attrs}
+
+
+def _own_gradients(node: Node) -> int:
+    return inputs_with_own_gradient(node.attrs) if node.op == CUSTOM else int(node.op in WITH_OWN_GRADIENT)
+
+
+def _inside(node: Node) -> Iterator[Node]:
+    """Yield the operators of the graphs that an operator holds."""
+    for inner in (each for part in subgraphs_of(node) for each in part.operators()):
+        yield inner
+        yield from _inside(inner)
+
+
+class _Probe:
+    """Infers only the shapes that some kinds of operators read, which is many times faster than an analysis."""
+
+    def __init__(self, traced: Traced, ops: frozenset[str]):
+        self.nodes = [node for node in traced.graph.operators() if node.op in ops and node.inputs]
+        data = {entry.key: entry for node in self.nodes for entry in node.inputs[:2]}
+        self.order = {key: position for position, key in enumerate(data)}
+        self.symbol = from_graph(Graph(list(data.values()), traced.graph.attrs), traced.symbol) if data else None
+
+    def shapes(self, known: Mapping[str, Sequence[int]]) -> list[tuple[Node, Shapes]]:
+        """Return the operators with the shapes of their first two inputs, which are empty where unknown."""
+        if self.symbol is None:
+            return []
+        try:
+            inferred = infer_shapes(self.symbol, known)
+        except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
+            return []
+        return [(node, [inferred[self.order[entry.key]] or () for entry in node.inputs[:2]]) for node in self.nodes]
+
+
+def policy_for(traced: Traced, state: State, device: str, low: bool, half: bool = False) -> Policy | None:
+    """Return the policy to rewrite a symbol by, None where nothing in it can change."""
+    idle = not (state.enabled or low or half or traced.is_marked)
+    policy = None if idle or not traced.keeps_inputs else state.policy(device)
+    # A user who hands bfloat16 to a network that runs in FP32 gets MXNet's own result.
+    return None if policy is not None and low and not policy.lowers else policy
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a graph becomes under a setting."""
+    """The rewritten form of a graph under a setting."""
 
     traced: Traced  # the symbol that it was made for
-    facts: Facts  # what it depends on
+    facts: Facts  # of the call, as far as it depends on them
     dtypes: Dtypes  # types of the inputs, in which data that a block around gives in bfloat16 counts as FP32
     shapes: Shapes  # shapes of the inputs at the call that it was made for
-    policy: Policy | None = None  # what decided; None where nothing in it can change
+    policy: Policy | None = None  # that decided; None where nothing in it can change
     # every operator with its decision, types, and shapes for ``shapes``; None without a policy
     rewritten: Graph | None = None
-    symbol: mx.sym.Symbol | None = None  # what is to run; None to run the symbol as traced
+    symbol: mx.sym.Symbol | None = None  # the symbol to run; None for the symbol as traced
 
     @cached_property
     def graph(self) -> Graph:
@@ -64,11 +229,11 @@ class Plan:
 
     @cached_property
     def carries_scale(self) -> bool:
-        """Whether what runs has the loss scale as its last input."""
+        """Whether the symbol that runs has the loss scale as its last input."""
         return self.rewritten is not None and any(map(is_scale, self.rewritten.variables()))
 
     def arguments(self, given: Sequence[NDArray]) -> Sequence[NDArray]:
-        """Return what the symbol that runs is called with, of what the symbol as traced is called with."""
+        """Return the arguments of the symbol that runs, given the arguments of the symbol as traced."""
         return (*given, loss_scale.on(given[0].context)) if self.carries_scale else given
 
     @property
@@ -92,7 +257,7 @@ class Plan:
         return graph
 
     def explain(self, message: str) -> str:
-        """Describe what AMP did to the operator that an error message of MXNet names."""
+        """Describe how AMP changed the operator that an error message of MXNet names."""
         remedy = "To see whether AMP is the cause run it inside `with amp.autocast(enabled=False):`"
         named = re.search(r"Error in operator (\S+?):", message)
         node = next((node for node in self.graph.operators() if named and node.name == named[1]), None)
@@ -100,14 +265,10 @@ class Plan:
             return f"The network ran under AMP. {remedy}; MXNET_ENGINE_TYPE=NaiveEngine shows the operator"
         if node.role is not Role.OWN:
             return f"The operator {node.name} ({node.op}) was inserted by AMP. {remedy}"
-        return _explained(node, remedy)
-
-
-def _explained(node: Node, remedy: str) -> str:
-    types = ", ".join(str(entry.dtype) for entry in node.inputs)
-    rule = f"rule {node.decision.rule}: {node.decision.note}" if node.decision is not None else "as traced"
-    return (f"The operator {node.name} ({node.kind}) ran under AMP with inputs of {types} ({rule}). {remedy}; "
-            f"{_remedy(node)}")
+        types = ", ".join(str(entry.dtype) for entry in node.inputs)
+        rule = f"rule {node.decision.rule}: {node.decision.note}" if node.decision is not None else "as traced"
+        return (f"The operator {node.name} ({node.kind}) ran under AMP with inputs of {types} ({rule}). {remedy}; "
+                f"{_remedy(node)}")
 
 
 def _remedy(node: Node) -> str:
@@ -118,27 +279,27 @@ def _remedy(node: Node) -> str:
 
 
 class _Made:
-    """What was planned under one setting."""
+    """The plans under one setting."""
 
     def __init__(self) -> None:
-        self.shaped: dict[Any, frozenset[Shaped]] = {}  # by the shapes of the data: what they decide
+        self.shaped: dict[Any, frozenset[Shaped]] = {}  # by the shapes of the data
         self.plans: dict[Facts, Plan] = {}
 
 
 class Planner:
-    """Plans one symbol, once for each setting and what is known of the call."""
+    """Plans one symbol, once for each setting and the facts of a call."""
 
     def __init__(self, symbol: mx.sym.Symbol, data_positions: Sequence[int] = ()):
         self.traced = Traced(symbol)
         self._data_positions = data_positions  # of the inputs that blocks around may give in low precision
-        # A setting that is gone for good takes what was made for it along.
+        # A setting that is gone for good takes its plans along.
         self._made: WeakKeyDictionary[State, _Made] = WeakKeyDictionary()
 
     def plan(self, state: State, facts: Facts, changing: Shapes, shapes: Callable[[], Shapes]) -> Plan:
         """Return the plan for a call.
 
-        ``facts`` is what is known of it but for what its shapes decide. ``changing`` are the shapes that are not those
-        of every call, and ``shapes`` gives those of all inputs.
+        ``facts`` lack the decisions that depend on shapes. ``changing`` are the shapes that may differ from call to
+        call, and ``shapes`` gives the shapes of all inputs.
         """
         made = self._made.get(state)
         if made is None:
@@ -188,8 +349,9 @@ class Planner:
 
 
 def native_for(graph: Graph, facts: Facts) -> Callable[[str], bool] | None:
-    """Return what tells the operators in C++ for a graph, which take dense arrays; None where there are none."""
-    # Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are in C++.
+    """Return the predicate of the operators in C++ that a graph may use; None where it may use none."""
+    # They take dense arrays. Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are
+    # in C++.
     if (not facts.dense or facts.device != "cpu"
             or any(node.op in (_MAKES_SPARSE, WITHOUT_SHAPES) for node in graph.operators())):
         return None

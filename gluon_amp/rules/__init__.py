@@ -1,10 +1,4 @@
-"""Which precision an operator runs in, and why. No MXNet.
-
-``decision``  what follows for an operator
-``tables``    the rules of every operator, by target type: data
-``shapes``    shapes for which there is no sound or fast kernel
-``policy``    all of that, and the operator lists that users give, together
-"""
+"""Which precision an operator runs in, and why: ``policy`` reads the tables and the rules on shapes. No MXNet."""
 from __future__ import annotations
 
 from .decision import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Cause, Decision, Rule, precision

@@ -1,4 +1,4 @@
-"""The rules of the operator tables, and what follows from one for an operator.
+"""The rules of the operator tables, and the decision on an operator that follows from one.
 
 A constant that the type cannot hold keeps an operator in FP32. In float16 ``log(x + 1e-8)`` is the logarithm of x,
 ``x * 1e6`` is infinite, and 1e-5 is off by a thousandth. bfloat16 has the range of FP32: it cannot hold FP32's largest
@@ -43,7 +43,7 @@ class Rule:
 
     @cached_property
     def decision(self) -> Decision:
-        """What follows where the rule holds."""
+        """The decision where the rule holds."""
         return Decision(self.rule, self.cause, self.note, self.fp32_inputs, self.rounded_inputs, self.safe)
 
 
@@ -77,7 +77,7 @@ def precision(decision: Decision, types: Sequence[Any], fp32: Any, low: Any) -> 
 
 
 _SCALAR = ("scalar",)
-# The parameters of an operator that are values like those of its data.
+# The parameters of an operator that are values like its data's.
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "clip": ("a_min", "a_max"), "hard_sigmoid": ("alpha", "beta"), "LeakyReLU": ("slope",), "Pad": ("constant_value",),
     "_npi_pad": ("constant_value",), "SequenceMask": ("value",), "_npi_nan_to_num": ("nan", "posinf", "neginf"),
@@ -85,7 +85,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 
 def constants_of(op: str) -> tuple[str, ...]:
-    """Name the parameters of an operator that are values like those of its data."""
+    """Name the parameters of an operator that are values like its data's."""
     return _SCALAR if op.endswith("scalar") else _PARAMETERS.get(op, ())
 
 

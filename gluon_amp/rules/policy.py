@@ -83,14 +83,7 @@ class Policy:
         return self.target_dtype != FLOAT32
 
     def to_json(self) -> str:
-        """Write the policy as JSON.
-
-        Examples
-        --------
-        >>> policy = Policy('bfloat16', excluded=frozenset({'net_dense0_fwd'}))
-        >>> Policy.from_json(policy.to_json()) == policy
-        True
-        """
+        """Write the policy as JSON."""
         overrides = {op: [asdict(rule) for rule in rules] for op, rules in self.overrides.items()}
         return json.dumps({"format": _FORMAT, "target_dtype": self.target_dtype, "excluded": sorted(self.excluded),
                            "training": self.training, "overrides": overrides,
@@ -98,13 +91,13 @@ class Policy:
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
-        """Read what :meth:`to_json` wrote.
+        """Read the text of :meth:`to_json`.
 
         Raises
         ------
         PolicyError
-            The text is something else, or lets an operator run in low precision whose kernel is not sound: the built-in
-            table says which are, not the text.
+            The text is something else, or lets an operator run in low precision whose kernel is not sound by the
+            built-in table.
         """
         try:
             raw = json.loads(text)
@@ -129,15 +122,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Policy:
-        """Read a file of :meth:`save`.
-
-        Raises
-        ------
-        OSError
-            The file cannot be read.
-        PolicyError
-            It holds no policy.
-        """
+        """Read a file of :meth:`save`; PolicyError where it holds no policy."""
         with open(path, encoding="utf-8") as file:
             return cls.from_json(file.read())
 
@@ -155,10 +140,6 @@ class Policy:
             Shape of its data (first) input, None where unknown.
         device : Device, optional
             Where it runs.
-
-        Returns
-        -------
-        Decision
         """
         if not self.lowers:
             note = f"float32: {device.reason}" if device.reason else "everything runs in FP32"
@@ -241,7 +222,7 @@ def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
 
 
 def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Return a file's rules for an operator, after those of the table that it may not override."""
+    """Return a file's rules for an operator, after the table's rules that it may not override."""
     if all(rule.rule == FP32 and not rule.rounded_inputs for rule in rules):
         return rules
     refused = refused_rules("overrides", target_dtype, op)
@@ -377,14 +358,14 @@ def _possible(condition: ConditionalOp, parameters: Callable[[str], Mapping[str,
 
 
 _ANY_ATTRIBUTE = ("Custom",)  # operators that take parameters which MXNet does not know
-_INPUTS = ("NDArray", "Symbol", "ndarray", "tuple of <NDArray")  # the types of what is an input
+_INPUTS = ("NDArray", "Symbol", "ndarray", "tuple of <NDArray")  # the types of inputs
 _FALSE, _TRUE = ("False", "false", "0"), ("True", "true", "1")
 _BOOLEANS = (*_FALSE, *_TRUE)
 _SPELLINGS = {**dict.fromkeys(_FALSE, _FALSE), **dict.fromkeys(_TRUE, _TRUE)}
 
 
 def _choices(kind: str) -> tuple[str, ...]:
-    """Return the values that a parameter may have, from what MXNet says of its type; none where they are not listed."""
+    """Return the values that a parameter may have by MXNet's text on its type; none where they are not listed."""
     if kind.startswith("boolean"):
         return _BOOLEANS
     return (*re.findall("'([^']*)'", kind.split("}")[0]), "None") if kind.startswith("{") else ()

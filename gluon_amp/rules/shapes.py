@@ -24,7 +24,7 @@ class ShapeRule:
     target: str  # the low-precision type of the policies that it is for
     # takes the operator's attributes, the shape of its data (empty where unknown), and whether oneDNN uses AMX tiles
     holds: Callable[[Attrs, Shape, bool], bool]
-    decision: Decision  # what follows
+    decision: Decision
     lifted_by: str = ""  # the pass that makes it needless when it is on
     # whether the policies that it is for train, run on AMX tiles, and imitate low precision; None for either way
     training: bool | None = None
@@ -157,7 +157,7 @@ def pools_to_means(attrs: Mapping[str, str]) -> bool:
 def has_avx2_kernel(attrs: Mapping[str, str], data: Sequence[int] | None, result: Sequence[int] | None) -> bool:
     """Tell whether oneDNN has a kernel for a convolution without AVX512: others are products of matrices to it.
 
-    Channels are whole blocks of 8, or those of an image. Padding is at most 3 wide, and not wider than the result.
+    Channels are whole blocks of 8, or an image's. Padding is at most 3 wide, and not wider than the result.
     Filters of more than 7 columns have no padding where they have strides. Unknown shapes count as fitting.
     """
     if not data or not result:

@@ -13,7 +13,8 @@ from .._mxnet import gpus
 from .._mxnet.engine import interleaved
 from .._mxnet.symbols import first_line
 from ..dtypes import FORMATS
-from ..session.autocast import autocast, deinit, init
+from ..session.autocast import autocast
+from ..session.init import deinit, init
 from ..state.devices import support
 from ..training.scaling import init_trainer, scale_loss, unscale
 

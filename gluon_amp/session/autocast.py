@@ -1,203 +1,33 @@
-"""Switch mixed precision on and off: for the process (``init``), a region (``autocast``), a block (``exclude``)."""
+"""Regions: ``autocast``, and the precision of users' own functions and operators, by decorator or by name."""
 from __future__ import annotations
 
-import logging
+import functools
+import inspect
+import types
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, AsyncIterator, Callable, ContextManager, Iterator, Mapping
 
-from mxnet import Context
-from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
 
-from .. import checks, passes
-from ..aliases import NO_TUNING, also, answers
+from .._mxnet.arrays import cast_arrays
+from ..aliases import also, answers
 from ..context import ContextStack
 from ..dtypes import FLOAT32, normalize
-from ..errors import DTypeError, PolicyError, StateError, expected, shown
+from ..errors import DTypeError, PolicyError, StateError, expected
 from ..graph.attrs import REGION_ON
-from ..rules import ConditionalOp, Policy
-from ..state import gpus
-from ..state.blocks import block_settings
-from ..state.devices import announce, choose, device_supports, warn_if_slow
-from ..state.exclusions import can_be_target
-from ..state.frame import frame
-from ..state.in_force import in_force, region
-from ..state.policies import custom_ops, device_policies, devices_of, policies_of, rewrites
-from ..state.state import State
+from ..rules import RULES
+from ..state.devices import choose, device_supports, warn_if_slow
+from ..state.in_force import frame, in_force, region
+from ..state.state import State, custom_ops, device_policies
 from . import hooks
-from .steps import run_in
+from .init import is_switched_on
 
-_logger = logging.getLogger("gluon_amp")
-
-
-@also(dtype="target_dtype")
-@answers(enabled="call amp.init() to switch AMP on and amp.deinit() to switch it off",
-         device_type="every device runs in its own type: leave it out",
-         opt_level="that is for amp.initialize(net, trainer, opt_level=...)", tuning=NO_TUNING)
-def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
-         conditional_fp32_ops: Sequence[ConditionalOp] | None = None, fp32_ops: Sequence[str] | None = None,
-         layout_optimization: bool = False, *, disable_passes: Iterable[str] | None = None,
-         policy: Policy | None = None) -> None:
-    """Switch automatic mixed precision on.
-
-    May come before or after the network is created: networks that are hybridized already are rewritten at
-    their next call.
-
-    Parameters
-    ----------
-    target_dtype : {'float16', 'bfloat16', 'float32'}, numpy dtype or None
-        None takes what is fastest, device by device: bfloat16 on a CPU that has instructions for it, float16 on a GPU,
-        and FP32 elsewhere, made faster by everything that does not depend on precision. ``'bfloat16'`` on a CPU
-        with AVX512 but without BF16 instructions is emulated, slower than FP32. ``'float16'`` without a GPU is
-        imitated on the CPU, exactly and slowly, for tests of numerics.
-    target_precision_ops : list of str, optional
-        The operators that run in ``target_dtype``, in place of the table's own.
-    conditional_fp32_ops : list of (str, str, list of str), optional
-        Operator, attribute, and the attribute's values that force the operator to FP32.
-    fp32_ops : list of str, optional
-        Operators forced to FP32, beside those that the table names.
-    layout_optimization : bool
-        Accepted for MXNet 2's signature. Only False has a meaning on MXNet 1.9.1.
-    disable_passes : list of str, optional
-        Graph passes to switch off, by their names in :func:`list_passes`.
-    policy : Policy, optional
-        Decides everything that the arguments above are for, which must then be left out. The operators it excludes by
-        name are those of graphs: of hybridized blocks, symbols and ``Module``.
-
-    Raises
-    ------
-    DTypeError
-        The type is unknown, or the machine cannot run it.
-    PolicyError
-        A list names an unknown operator or pass, an operator is in two lists, a pass cannot be switched off, or
-        ``policy`` is not alone.
-    StateError
-        AMP is on already, with other settings than those named: nothing is changed. Without arguments what is on stays.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.init()
-    >>> amp.is_active()
-    True
-    >>> amp.deinit()
-    """
-    if layout_optimization:
-        raise StateError("layout_optimization=True needs MXNet 2: its graph pass does not exist in MXNet 1.9.1. "
-                         "Leave it at False")
-    requested = None if target_dtype is None else normalize(target_dtype, or_float32=True)
-    lists = {"target_precision_ops": target_precision_ops, "conditional_fp32_ops": conditional_fp32_ops,
-             "fp32_ops": fp32_ops}
-    disabled = passes.checked(disable_passes)
-    others = {"target_dtype": target_dtype, **lists, "disable_passes": disable_passes}
-    if policy is not None:
-        requested = _type_of(policy, others)
-    given = {name: value for name, value in {**others, "policy": policy}.items() if value is not None}
-    if not given and is_switched_on():
-        _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
-        return
-    chosen = choose(requested, device_supports())
-    policies = device_policies(chosen, disabled, **lists) if policy is None else policies_of(policy, chosen)
-    state = State(policies, devices_of(chosen))
-    if in_force.state == state:
-        return
-    if is_switched_on():
-        raise StateError(_already_on(given))
-    hooks.install()
-    gpus.prepare(policies)
-    in_force.begin()
-    in_force.state = state
-    announce(chosen, requested, rewrites(policies, state.devices))
+_MARK = "__amp_custom__"
+Region = Callable[[], ContextManager]
 
 
-def _already_on(given: Mapping[str, object]) -> str:
-    """Word the error about another ``init`` than the one in force."""
-    received = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
-    if in_force.state is None:
-        return (f"amp.initialize switched AMP on for its networks: expected no amp.init after it, received {received}. "
-                "Leave amp.init out, or call amp.deinit() first")
-    types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in in_force.state.policies.items())
-    return (f"AMP is on already: {types}. amp.init was called with other settings: received {received}. Leave this "
-            "call out, or call amp.deinit() before it")
-
-
-def _type_of(policy: Policy, others: Mapping[str, object]) -> str:
-    if not isinstance(policy, Policy):
-        raise TypeError(expected("a Policy", "policy", policy))
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise PolicyError(f"expected policy alone, received {', '.join(given)} as well: a policy decides those")
-    return normalize(policy.target_dtype, "policy.target_dtype", or_float32=True)
-
-
-def deinit() -> None:
-    """Switch mixed precision off and restore MXNet exactly; does nothing when AMP is off.
-
-    Networks run in FP32 from their next call on. Exclusions and registered functions are forgotten.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.deinit()
-    """
-    hooks.uninstall()
-    gpus.restore()
-    in_force.end()
-    block_settings.clear()
-    custom_ops.clear()
-
-
-def is_switched_on() -> bool:
-    """Tell whether ``init``, or ``initialize`` for some networks, is in force."""
-    return in_force.state is not None or block_settings.networks.have_states()
-
-
-def is_active() -> bool:
-    """Whether AMP is on here: ``init`` is in force, or an ``autocast`` region says so.
-
-    It is on, too, where every device is faster in FP32: :func:`active_dtype` says what runs.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.is_active()
-    False
-    """
-    current = in_force.current()
-    return current is not None and current.enabled
-
-
-# The kinds of device that Context.device_type names, and torch's name for one.
-_DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "cpu_pinned": "cpu", "cpu_shared": "cpu"}
-
-
-def active_dtype(device_type: str | Context = "cpu") -> str | None:
-    """Name the low-precision type in use for arrays on a device; None for FP32, and for a GPU where there is none.
-
-    Parameters
-    ----------
-    device_type : str or Context
-        ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``; ``'cuda'`` is the GPU. One device, as ``mx.gpu(1)``,
-        where GPUs differ.
-
-    Raises
-    ------
-    ValueError
-        There is no such kind of device.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.active_dtype('cpu') is None
-    True
-    """
-    kind = device_type.device_type if isinstance(device_type, Context) else _DEVICES.get(device_type)
-    if kind is None:
-        raise ValueError(expected(f"one of {', '.join(map(repr, _DEVICES))}, or a Context", "device_type", device_type))
-    policy = in_force.policy(device_type if isinstance(device_type, Context) else Context(kind))
-    return policy.target_dtype if policy is not None and policy.lowers else None
-
-
-# The regions that were entered and not left, with what was done then: one object may be entered several times.
+# The regions that were entered and not left, and the calls of hybrid blocks that each hides: an object may be entered
+# several times.
 _entered: ContextStack[tuple[autocast, region, int]] = ContextStack("gluon_amp_autocast")
 
 
@@ -217,13 +47,6 @@ class autocast:
         The low-precision type; None takes the one of ``init``, or the device's. ``'float32'`` runs the region in FP32,
         as ``enabled=False`` does.
 
-    Raises
-    ------
-    DTypeError
-        The type is unknown, or the machine cannot run it.
-    TypeError
-        ``enabled`` is not a bool.
-
     Examples
     --------
     >>> import gluon_amp as amp
@@ -238,13 +61,13 @@ class autocast:
     def __init__(self, enabled: bool = True, dtype: object = None):
         _refuse_device_or_type(enabled)
         wanted = None if dtype is None else normalize(dtype, "dtype", or_float32=True)
-        self._enabled = checks.true_or_false("enabled", enabled) and wanted != FLOAT32
+        self._enabled = enabled and wanted != FLOAT32
         self._dtype = wanted if self._enabled else None
         if self._dtype is not None:
             choose(self._dtype, device_supports())
 
     def __enter__(self) -> autocast:
-        hooks.install()  # they stay, for what is traced here
+        hooks.install()  # they stay, for blocks that are traced here
         hidden = 0
         if self._enabled:
             entered = region(self._state(), self._dtype or REGION_ON)
@@ -293,52 +116,241 @@ def _refuse_device_or_type(enabled: object) -> None:
 
 def _of_one_type(state: State, wanted: str) -> State:
     """Return a state in which devices of another low-precision type run FP32, as under ``init`` with the type."""
-    others = [device for device, policy in state.policies.items() if policy.lowers and policy.target_dtype != wanted]
-    return in_force.remembered((wanted, state), lambda: _kept_in_fp32(state, others, wanted)) if others else state
+    def made() -> State:
+        chosen = choose(wanted, device_supports())
+        others = {device: chosen[device] for device in apart}
+        in_fp32 = {device: replace(policy, disabled_passes=state.policies[device].disabled_passes)
+                   for device, policy in device_policies(others).items()}
+        return State({**state.policies, **in_fp32}, {**state.devices, **State.on(others, in_fp32).devices})
 
-
-def _kept_in_fp32(state: State, devices: Iterable[str], wanted: str) -> State:
-    chosen = choose(wanted, device_supports())
-    others = {device: chosen[device] for device in devices}
-    in_fp32 = {device: replace(policy, disabled_passes=state.policies[device].disabled_passes)
-               for device, policy in device_policies(others).items()}
-    return State({**state.policies, **in_fp32}, {**state.devices, **devices_of(others)})
+    apart = [device for device, policy in state.policies.items() if policy.lowers and policy.target_dtype != wanted]
+    return in_force.remembered((wanted, state), made) if apart else state
 
 
 def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
     chosen = choose(wanted, device_supports())
     warn_if_slow(chosen)
-    state = State(device_policies(chosen, disabled), devices_of(chosen))
+    state = State.on(chosen, device_policies(chosen, disabled))
     if in_force.marked is None:
         in_force.marked = state.disabled()
     return state
 
 
-def exclude(*targets: Block | type | str) -> None:
-    """Keep blocks in FP32, with everything inside them, until :func:`deinit`.
+def run_in(region: Region, function: Callable, prepared: Callable | None = None) -> Callable:
+    """Return a function of the same kind that runs in a region; `prepared` changes its arguments there.
 
-    It does not matter how the blocks inside are called: a container may be iterated. What matches nothing in a network
-    that runs is told by a warning.
+    Generators and coroutines are in the region while their own code runs, and not while they wait.
+    """
+    def begun(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with region():
+            if prepared is not None:
+                args, kwargs = prepared(args, kwargs)
+            return function(*args, **kwargs)
+
+    return functools.wraps(function)(_of_kind(function)(region, begun))
+
+
+def _of_kind(function: Callable) -> Callable[[Region, Callable], Callable]:
+    """Return the maker of functions of the same kind: plain, generator, coroutine or asynchronous generator."""
+    if inspect.isasyncgenfunction(function):
+        return _async_generator
+    if inspect.iscoroutinefunction(function):
+        return _coroutine
+    return _generator if inspect.isgeneratorfunction(function) else _plain
+
+
+def _plain(region: Region, begun: Callable) -> Callable:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return begun(args, kwargs)
+    return run
+
+
+def _generator(region: Region, begun: Callable) -> Callable:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (yield from _steps(region, begun(args, kwargs)))
+    return run
+
+
+def _coroutine(region: Region, begun: Callable) -> Callable:
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        return await _awaited(region, begun(args, kwargs))
+    return run
+
+
+def _async_generator(region: Region, begun: Callable) -> Callable:
+    async def run(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        body = begun(args, kwargs)
+        step, given = body.asend, None
+        try:
+            while True:
+                try:
+                    value = await _awaited(region, step(given))
+                except StopAsyncIteration:
+                    return
+                try:
+                    step, given = body.asend, (yield value)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # thrown in: the generator's own code may catch it
+                    step, given = body.athrow, error
+        finally:
+            await _awaited(region, body.aclose())
+    return run
+
+
+def _steps(region: Region, body: Any) -> Iterator[Any]:
+    """Yield the values of a generator or a coroutine, and run it in a region from one of them to the next."""
+    step, given = body.send, None
+    while True:
+        try:
+            with region():
+                value = step(given)
+        except StopIteration as end:
+            return end.value
+        try:
+            step, given = body.send, (yield value)
+        except GeneratorExit:  # before the end: from Python 3.13 on an ended generator must not be closed
+            with region():
+                body.close()
+            raise
+        except BaseException as error:  # thrown in: the generator's own code may catch it
+            step, given = body.throw, error
+
+
+_awaited: Any = types.coroutine(_steps)
+
+
+def float32_function(function: Callable) -> Callable:
+    """Make a function run in FP32: low-precision array arguments are cast up, and AMP is off inside.
 
     Parameters
     ----------
-    *targets : Block, class of blocks, or str
-        Strings are names of blocks and may hold wildcards, as in ``'ssd0_*'``.
-
-    Raises
-    ------
-    TypeError
-        For anything else.
+    function : callable
+        Of arrays, or of symbols inside a ``hybrid_forward``, nested in lists, tuples and dicts.
 
     Examples
     --------
     >>> import gluon_amp as amp
-    >>> from mxnet.gluon import nn
-    >>> head = nn.Dense(10)
-    >>> amp.exclude(head, nn.BatchNorm, 'ssd0_*')
+    >>> @amp.float32_function
+    ... def energy(x):
+    ...     return (x ** 2).sum()
+    """
+    return run_in(lambda: autocast(enabled=False), function,
+                  lambda args, kwargs: (cast_arrays(args, FLOAT32), cast_arrays(kwargs, FLOAT32)))
+
+
+def low_precision_function(function: Callable) -> Callable:
+    """Make a function run under AMP, even inside a region that switches it off."""
+    return run_in(lambda: autocast(enabled=True), function)
+
+
+def register_float32_function(module: Any, name: str) -> None:
+    """Replace ``module.name`` by its :func:`float32_function`, until ``deinit``.
+
+    Parameters
+    ----------
+    module : module or class
+        Where the function is looked up.
+    name : str
+        The function's name.
+    """
+    _register(module, name, float32_function)
+
+
+def register_low_precision_function(module: Any, name: str) -> None:
+    """Replace ``module.name`` by its :func:`low_precision_function`, until ``deinit``.
+
+    Its parameters mean the same as in :func:`register_float32_function`.
+    """
+    _register(module, name, low_precision_function)
+
+
+def _register(module: Any, name: str, make: Callable[[Callable], Callable]) -> None:
+    if hooks.registered.holds(module, name):
+        raise StateError(f"{getattr(module, '__name__', module)}.{name} is registered already: once per function")
+    original = getattr(module, name)
+    if not callable(original):
+        raise TypeError(expected("the name of a function", "name", name))
+    hooks.registered.put(module, name, make(original))
+
+
+def register_op(op_type: str, rule: str = "FP32") -> None:
+    """Set the precision of a custom operator (``mx.operator.register``), until ``deinit``.
+
+    Custom operators get FP32 without this. To have an effect it must come before ``init`` and ``initialize``.
+
+    Parameters
+    ----------
+    op_type : str
+        The name that the operator is registered under.
+    rule : {'FP32', 'LOWER', 'WIDEST', 'NEUTRAL', 'KEEP'}
+        As in the operator tables.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> amp.register_op('my_attention', 'NEUTRAL')
     >>> amp.deinit()
     """
-    for target in targets:
-        if not can_be_target(target):
-            raise TypeError(expected("a Block, a class of blocks or a name with wildcards", "target", target))
-    block_settings.exclude(targets)
+    if rule not in RULES:
+        raise PolicyError(expected(f"one of {', '.join(RULES)}", "rule", rule))
+    if is_switched_on():
+        raise StateError("AMP is on: call amp.register_op before amp.init() or amp.initialize()")
+    if op_type in custom_ops:
+        raise StateError(f"the operator {op_type!r} is registered already, with rule {custom_ops[op_type]}")
+    custom_ops[op_type] = rule
+
+
+@answers(device_type="the device of the arrays decides: leave it out")
+def custom_fwd(forward: Callable | None = None, *, cast_inputs: object = None) -> Callable:
+    """Decorate ``forward`` of a ``mx.autograd.Function`` that is written for AMP.
+
+    Without it such a function gets FP32 arrays and runs with AMP off, forward and backward.
+
+    Parameters
+    ----------
+    forward : callable
+        The method.
+    cast_inputs : {'float32', 'float16', 'bfloat16'} or dtype, optional
+        Cast floating-point inputs to this type and run with AMP off. None leaves inputs as they come, and AMP as it is.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> class Square(mx.autograd.Function):
+    ...     @amp.custom_fwd(cast_inputs='float32')
+    ...     def forward(self, x):
+    ...         self.save_for_backward(x)
+    ...         return x * x
+    ...     @amp.custom_bwd
+    ...     def backward(self, gradient):
+    ...         return 2 * self.saved_tensors[0] * gradient
+    """
+    if forward is None:
+        return functools.partial(custom_fwd, cast_inputs=cast_inputs)
+    wanted = None if cast_inputs is None else normalize(cast_inputs, "cast_inputs", or_float32=True)
+
+    @functools.wraps(forward)
+    def decorated(self: Any, *inputs: NDArray) -> Any:
+        if wanted is None:
+            self._amp_state = in_force.current()
+            return forward(self, *inputs)
+        with autocast(enabled=False):
+            self._amp_state = in_force.current()
+            return forward(self, *cast_arrays(inputs, wanted))
+    setattr(decorated, _MARK, True)
+    return decorated
+
+
+@answers(device_type="the device of the arrays decides: leave it out")
+def custom_bwd(backward: Callable) -> Callable:
+    """Decorate ``backward`` of a function whose ``forward`` has :func:`custom_fwd`: AMP is as it was there.
+
+    Gradients are returned in FP32, which the caller's buffers have.
+    """
+    @functools.wraps(backward)
+    def decorated(self: Any, *gradients: NDArray) -> Any:
+        with region(getattr(self, "_amp_state", None)):
+            return cast_arrays(backward(self, *gradients), FLOAT32)
+    return decorated

@@ -11,13 +11,12 @@ from mxnet.gluon import Block, HybridBlock
 from .. import _machine
 from .._mxnet.blocks import cached_op_of, call_with_hooks, grad_reqs_of, has_hooks, renew_cached_op
 from .._mxnet.symbols import outermost_trace
-from ..eager.casts import is_low, release
+from ..eager.applier import is_low, release
 from ..eager.gradient_fixes import are_recorded
 from ..plan.cached_op import RewritingCachedOp
-from ..plan.converted_symbols import refuse_trained
+from ..plan.executors import refuse_trained
 from ..state.blocks import block_settings
-from ..state.frame import frame
-from ..state.in_force import in_force
+from ..state.in_force import frame, in_force
 
 _tracing = threading.RLock()
 
@@ -27,9 +26,9 @@ def make_call_cached_op(original: Callable) -> Callable:
     @functools.wraps(original)
     def call_cached_op(block: HybridBlock, *args: Any) -> Any:
         epoch = block_settings.epoch()
-        if not _is_current(block, epoch):
+        if _is_stale(block, epoch) or not isinstance(cached_op_of(block), RewritingCachedOp):
             with _tracing:  # blocks cannot be traced in two threads at once
-                renew_cached_op(block, args, is_stale=_epoch_of(block) != epoch or _is_stale(block))
+                renew_cached_op(block, args, _is_stale(block, epoch))
                 block.__dict__["_amp_epoch"] = epoch
         operation = cached_op_of(block)
         if isinstance(operation, RewritingCachedOp):
@@ -49,18 +48,9 @@ def make_get_graph(original: Callable) -> Callable:
     return get_graph
 
 
-def _is_current(block: HybridBlock, epoch: int) -> bool:
-    return (isinstance(cached_op_of(block), RewritingCachedOp) and _epoch_of(block) == epoch
-            and not _is_stale(block))
-
-
-def _is_stale(block: HybridBlock) -> bool:
-    """Tell whether regions in a block's code are to be traced again, as behind a pickle."""
-    return getattr(cached_op_of(block), "is_stale", False)
-
-
-def _epoch_of(block: HybridBlock) -> int:
-    return block.__dict__.get("_amp_epoch", 0)
+def _is_stale(block: HybridBlock, epoch: int) -> bool:
+    """Tell whether other blocks were excluded when a block was traced, or its regions are lost, as behind a pickle."""
+    return block.__dict__.get("_amp_epoch", 0) != epoch or getattr(cached_op_of(block), "is_stale", False)
 
 
 def make_block_call(original: Callable) -> Callable:
@@ -79,13 +69,13 @@ def make_block_call(original: Callable) -> Callable:
                 frame.hybrid_blocks -= 1
         region = block_settings.region(block)
         if region is None:
-            return block_settings.networks.results(block, _call_in_frame(original, block, args))
+            return block_settings.results(block, _call_in_frame(original, block, args))
         with region:
             result = _call_in_frame(original, block, args)
             policy = in_force.eager(args)
         if policy is not None and in_force.eager(args) is None and not any(is_low(value, policy) for value in args):
             result = release(result, policy, in_force.invoke)  # AMP is for the network alone: FP32 code reads this
-        return block_settings.networks.results(block, result)
+        return block_settings.results(block, result)
     return call
 
 
@@ -106,7 +96,7 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
         if not autograd.is_recording():
             _machine.note_step("call")
     if not hybrid or type(block).forward is not HybridBlock.forward:
-        frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
+        frame.casts = None  # Python code that cannot be traced may write weights and run backward passes
     elif casts is None:
         frame.casts = {}
     frame.blocks += 1

@@ -1,6 +1,6 @@
-"""Install and remove the few replacements through which AMP sees what MXNet is about to run.
+"""Install and remove the few replacements through which AMP sees the graphs and operators that MXNet is about to run.
 
-``_REPLACEMENTS`` has each of MXNet's names once, with what takes its place, and why.
+``_REPLACEMENTS`` has each of MXNet's names once, with its replacement, and the reason.
 """
 from __future__ import annotations
 
@@ -27,31 +27,23 @@ from .._mxnet.optimizer_states import STATES_BEGIN
 from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
 from ..context import Replaced
 from ..dtypes import BFLOAT16
-from ..eager.applier import make_invoke
-from ..eager.casts import is_low, release
+from ..eager.applier import is_low, make_invoke, release
 from ..eager.custom_operators import make_registry
 from ..eager.gradient_fixes import NOT_TWICE
 from ..eager.loss_scale import loss_scale
 from ..eager.native import make_native_invoke
 from ..eager.running_stats import running_stats
 from ..errors import StateError
-from ..plan import converted_symbols
+from ..plan import executors
 from ..plan.cached_op import RewritingCachedOp
-from ..plan.executors import make_bind, make_forward, make_simple_bind
 from ..state.blocks import block_settings
-from ..state.frame import frame
-from ..state.in_force import in_force
+from ..state.in_force import frame, in_force
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
 
 _replaced = Replaced()
 registered = Replaced()  # functions that users registered, until AMP is switched off
 _lock = threading.Lock()
 _Replacements = Tuple[Tuple[Any, str, Callable[[Any], Any]], ...]  # owner, name, and what makes the new of the old
-
-
-def installed() -> bool:
-    """Tell whether the replacements are in place."""
-    return in_force.hooked
 
 
 def watch_symbols() -> None:
@@ -85,7 +77,7 @@ def _replace(replacements: _Replacements) -> None:
 @contextmanager
 def kept_in_place() -> Iterator[None]:
     """Install the replacements for the body, unless they are installed already."""
-    were_installed, kept = installed(), len(_replaced)
+    were_installed, kept = in_force.hooked, len(_replaced)
     install()
     try:
         yield
@@ -113,7 +105,7 @@ def _restore(kept: int = 0) -> None:
 @contextmanager
 def invoke_replaced() -> Iterator[tuple[Invoke, Callable[[Invoke, Callable], None]]]:
     """Give MXNet's invoke function, and a function that replaces it for the body."""
-    # The function takes the new invoke function, and one that wraps what AMP makes of it.
+    # The function takes the new invoke function, and a wrapper of the function that AMP makes of it.
     original, replaced = in_force.invoke, register._imperative_invoke
 
     def put(invoke: Invoke, outer: Callable[[Invoke], Invoke]) -> None:
@@ -144,19 +136,11 @@ def _make_function_call(original: Callable) -> Callable:
     return call
 
 
-def _make_backward(original: Callable) -> Callable:
-    differentiate = _make_differentiate(original, writes=True)
-
+def _make_backward(original: Callable, writes: bool = True) -> Callable:
     @functools.wraps(original)
     def backward(heads: Any, *args: Any, **kwargs: Any) -> Any:
-        _machine.note_step("backward")
-        return differentiate(heads, *args, **kwargs)
-    return backward
-
-
-def _make_differentiate(original: Callable, writes: bool = False) -> Callable:
-    @functools.wraps(original)
-    def differentiate(heads: Any, *args: Any, **kwargs: Any) -> Any:
+        if writes:
+            _machine.note_step("backward")
         running_stats.begin_backward()
         try:
             with loss_scale.of(heads, counts=writes):
@@ -165,7 +149,7 @@ def _make_differentiate(original: Callable, writes: bool = False) -> Callable:
             if not in_force.is_on() or "is non-differentiable" not in str(error):
                 raise
             raise type(error)(f"{error}\n{NOT_TWICE}") from error
-    return differentiate
+    return backward
 
 
 def _make_asnumpy(original: Callable) -> Callable:
@@ -242,10 +226,10 @@ def _make_amp_loss_scale(original: Any) -> property:
 # Symbols that were converted for inference are not trained, and take no other parameters than their own, without AMP,
 # too; under AMP a symbol that is bound is planned first.
 _OF_CONVERTED: _Replacements = (
-    (mx.sym.Symbol, "bind", lambda original: make_bind(converted_symbols.make_bind(original))),
-    (mx.sym.Symbol, "simple_bind", lambda original: make_simple_bind(converted_symbols.make_simple_bind(original))),
-    (Module, "init_params", converted_symbols.make_init_params),
-    (Executor, "copy_params_from", converted_symbols.make_copy_params_from),
+    (mx.sym.Symbol, "bind", executors.make_bind),
+    (mx.sym.Symbol, "simple_bind", executors.make_simple_bind),
+    (Module, "init_params", executors.make_init_params),
+    (Executor, "copy_params_from", executors.make_copy_params_from),
 )
 _REPLACEMENTS: _Replacements = (
     (register, "_imperative_invoke", _make_invoke),  # every imperative operator call
@@ -264,7 +248,7 @@ _REPLACEMENTS: _Replacements = (
     (mx.operator, "_registry", make_registry),  # likewise
     # Errors about gradients of gradients say what to do, and gradients that operators make on their own carry the scale
     # of the loss.
-    (autograd, "grad", _make_differentiate),
+    (autograd, "grad", functools.partial(_make_backward, writes=False)),
     (autograd, "backward", _make_backward),
     (NDArray, "backward", _make_backward),
     # In networks that are not hybridized Python code reads bfloat16 as FP32, and parts and other shapes of arrays in
@@ -273,10 +257,10 @@ _REPLACEMENTS: _Replacements = (
     (NDArray, "reshape", _make_view),
     (NDArray, "__getitem__", _make_view),
     (mx.np.ndarray, "__getitem__", _make_view),
-    (Trainer, "_update", _make_update),  # what the optimizer has written, and gradients with another loss scale
+    (Trainer, "_update", _make_update),  # running statistics, and gradients with another loss scale
     (Trainer, "load_states", _make_load_states),  # files of ``amp.save_states``, which MXNet cannot read
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),  # a property that MXNet does not have
     (mx.sym.Symbol, "tojson", make_tojson),  # no marks of regions
     (mx.sym.Symbol, "save", make_save),  # likewise
-    (Executor, "forward", make_forward),  # executors that were bound before AMP was switched on
+    (Executor, "forward", executors.make_forward),  # executors that were bound before AMP was switched on
 )

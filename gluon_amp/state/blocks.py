@@ -1,26 +1,170 @@
-"""What users said of single blocks: those that stay in FP32, and the networks of ``initialize``."""
+"""Settings of single blocks: the blocks that stay in FP32, and the networks of ``initialize``."""
 from __future__ import annotations
 
+import fnmatch
+import gc
+import weakref
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Container, Iterator, Mapping, NamedTuple, Sequence
 
 from mxnet.gluon import Block
 
-from .exclusions import Exclusions
-from .frame import frame
-from .in_force import in_force, region
-from .networks import Level, Network, Networks
+from .._mxnet.arrays import cast_arrays
+from .._mxnet.blocks import descendants, subtrees
+from ..errors import closest, warn
+from .in_force import frame, in_force, region
+from .state import State
+
+
+def can_be_target(value: object) -> bool:
+    """Tell whether a value is a block, a class of blocks, or a name with wildcards."""
+    return isinstance(value, (Block, str)) or (isinstance(value, type) and issubclass(value, Block))
+
+
+def is_named(name: str, pattern: str) -> bool:
+    """Tell whether a user's pattern is a name, brackets and stars in it included, or fits it."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def is_target(block: Block, target: Block | type | str) -> bool:
+    """Tell whether a block is the target that a user excludes, one of its class, or one that it names."""
+    if isinstance(target, str):
+        return is_named(block.name, target)
+    return isinstance(block, target) if isinstance(target, type) else block is target
+
+
+class Exclusions:
+    """The blocks, classes of blocks, and names of blocks with wildcards that are kept in FP32.
+
+    A block is kept in FP32 with all blocks inside it, whatever calls them; a class or a name reaches the blocks inside
+    of the blocks it fits in the network that is called. Answers are kept until a target is added, or a block anywhere
+    gets another child.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Exclude nothing."""
+        self.given = False  # whether there are any
+        self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._patterns: dict[type | str, None] = {}
+        self._unseen: list[_Unseen] = []
+        self._ran: weakref.WeakSet[Block] = weakref.WeakSet()  # outermost blocks, while targets are unseen
+        self._begin_again(0)
+
+    def _begin_again(self, children: int) -> None:
+        self._children = children
+        self._below: weakref.WeakSet[Block] | None = None  # the blocks, and all blocks that are inside of them now
+        # With its class, which may be exchanged: whether a block is excluded wherever it is called.
+        self._answers: weakref.WeakKeyDictionary[Block, tuple[type, bool]] = weakref.WeakKeyDictionary()
+        self._inside: weakref.WeakKeyDictionary[Block, weakref.WeakSet[Block]] = weakref.WeakKeyDictionary()
+
+    def add(self, targets: Sequence[Any]) -> bool:
+        """Exclude more; tell whether anything is new."""
+        new = [target for target in targets if target not in (self._blocks if isinstance(target, Block)
+                                                              else self._patterns)]
+        for target in new:
+            if isinstance(target, Block):
+                # A slice of a network is a block that nobody keeps: the blocks inside of it count by themselves.
+                self._blocks.update(descendants(target))
+            else:
+                self._patterns[target] = None
+            self._unseen.append(_Unseen.of(target))
+        self.given = self.given or bool(new)
+        self._begin_again(self._children)
+        return bool(new)
+
+    def match(self, block: Block, children: int) -> bool:
+        """Tell whether a block is excluded wherever it is called; `children` says how often one was added anywhere."""
+        if children != self._children:
+            self._begin_again(children)
+        known = self._answers.get(block)
+        if known is None or known[0] is not type(block):
+            known = self._answers[block] = type(block), block in self._all_below() or self._fits(block)
+        return known[1]
+
+    def inside(self, outermost: Block, children: int, is_traced: bool = False) -> Container[Block]:
+        """Return the blocks of a network excluded by class or name of a block around; a traced network calls none."""
+        if self._unseen:
+            self._look_for_unseen(outermost)
+        if is_traced or not self._patterns:
+            return ()
+        if children != self._children:
+            self._begin_again(children)
+        found = self._inside.get(outermost)
+        if found is None:
+            found = self._inside[outermost] = weakref.WeakSet(subtrees(outermost, self._fits))
+        return found
+
+    def _all_below(self) -> weakref.WeakSet[Block]:
+        if self._below is None:
+            self._below = weakref.WeakSet(inner for block in self._blocks for inner in descendants(block))
+        return self._below
+
+    def _fits(self, block: Block) -> bool:
+        return any(is_target(block, pattern) for pattern in self._patterns)
+
+    def _look_for_unseen(self, outermost: Block) -> None:
+        blocks = list(descendants(outermost))
+        self._unseen = [each for each in self._unseen if not any(map(each.includes, blocks))]
+        if not self._unseen or not outermost.collect_params():  # a loss is no network
+            return
+        again = outermost in self._ran
+        self._ran.add(outermost)
+        missing = [each for each in self._unseen if again or not each.may_run_later()]
+        self._unseen = [each for each in self._unseen if each not in missing]
+        for each in missing:
+            hint = closest(each.name, [block.name for block in blocks]) if each.is_pattern else ""
+            warn(f"amp.exclude: no block {each.name!r} is in {outermost.name!r} or in another network that "
+                 f"ran: it excludes nothing.{hint}")
+
+
+class _Unseen(NamedTuple):
+    """A target that is in none of the networks that ran."""
+
+    name: str
+    is_pattern: bool
+    includes: Callable[[Block], bool]
+    may_run_later: Callable[[], bool]  # whether it is about a block of a network that has not run yet
+
+    @classmethod
+    def of(cls, target: Block | type | str) -> _Unseen:
+        """Describe a target; a block may go meanwhile."""
+        if isinstance(target, Block):
+            return cls(target.name, False, weakref.WeakSet(descendants(target)).__contains__, lambda: True)
+
+        def includes(block: Block) -> bool:
+            return is_target(block, target)
+        return cls(target if isinstance(target, str) else target.__name__, isinstance(target, str), includes,
+                   lambda: any(map(includes, _living_blocks())))
+
+
+def _living_blocks() -> Iterator[Block]:
+    return (thing for thing in gc.get_objects() if issubclass(type(thing), Block) and "_prefix" in thing.__dict__)
+
+
+class Network(NamedTuple):
+    """How a network given to ``initialize`` runs."""
+
+    state: State | None  # in force inside its calls; None for the one around
+    output_dtype: str | None = None  # the type of its floating-point results; None to leave them as they are
 
 
 class _BlockSettings:
-    """Says what a block's call is to run in."""
+    """Tells the state that a block's call runs under. Networks are referred to weakly."""
 
     def __init__(self) -> None:
         self.exclusions = Exclusions()
-        self.networks = Networks()
-        self.level: Level | None = None  # by initialize
+        self.level: Any = None  # by initialize, for trainers: gives loss scalers, and is told of updates
         self.changes = 0  # of exclusions and networks
         self.children = 0  # how often a block got another child
+        self._forget_networks()
+
+    def _forget_networks(self) -> None:
+        self._has_networks = False
+        self._networks: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary()
+        self._known_parts: tuple[Any, Mapping[Block, Network]] = (None, {})
 
     def exclude(self, targets: Sequence[Any]) -> None:
         """Keep blocks, classes of blocks, or names of blocks (with wildcards) in FP32."""
@@ -28,39 +172,49 @@ class _BlockSettings:
 
     def cast(self, networks: Mapping[Block, Network]) -> None:
         """Run whole networks under states of their own."""
-        self.networks.add(networks)
+        self._networks.update(networks)
+        self._has_networks = self._has_networks or bool(networks)
         self.changes += 1
 
     def clear(self) -> None:
-        """Forget everything that users said."""
+        """Forget all settings of blocks."""
         self.level = None
-        self.networks.clear()
+        self._forget_networks()
         self.exclusions.clear()
 
     def epoch(self) -> int:
-        """Return a number for what blocks are traced under, 0 for nothing; where it changes they are traced again."""
+        """Return the number of the settings that blocks are traced under, 0 for none; another one traces them again."""
         return self.changes if self.has_any() else 0
 
     def has_any(self) -> bool:
         """Tell whether any block is excluded, or runs under a state of its own."""
-        return self.exclusions.given or self.networks.given
+        return self.exclusions.given or self._has_networks
+
+    def have_states(self) -> bool:
+        """Tell whether any network runs under a state of its own."""
+        return any(network.state is not None for network in self._networks.values())
 
     def region(self, block: Block) -> Any:
         """Return the region that a block's call is to run in, None for the one around it."""
         if self.exclusions.given and self._is_excluded(block):
             return in_force.off()
-        network = self._network(block) if self.networks.given else None
+        network = self._network(block) if self._has_networks else None
         if network is None or network.state is None or in_force.is_switched_off():
             return None
         return region(network.state)
 
+    def results(self, block: Block, value: Any) -> Any:
+        """Return a block's results, in the type that its network is to give."""
+        network = self._networks.get(block) if self._has_networks else None
+        return value if network is None or network.output_dtype is None else cast_arrays(value, network.output_dtype)
+
     @contextmanager
     def tracing(self, block: Block) -> Iterator[None]:
-        """Trace a block in the body, by a call of it or not; the blocks inside know what is excluded."""
+        """Trace a block in the body, by a call of it or not; the blocks inside know which are excluded."""
         if self.exclusions.given and not frame.blocks:
             frame.excluded = self.exclusions.inside(block, self.children)
-        if self.networks.given and not frame.blocks:
-            frame.parts = self.networks.parts(block, (self.changes, self.children))
+        if self._has_networks and not frame.blocks:
+            frame.parts = self._parts(block)
         frame.blocks += 1
         try:
             yield
@@ -70,17 +224,27 @@ class _BlockSettings:
     def _network(self, block: Block) -> Network | None:
         """Return the network that a block is; outside of all regions, also the one that it is a part of."""
         if not frame.blocks:
-            frame.parts = self.networks.parts(block, (self.changes, self.children))
-        network = self.networks.get(block)
+            frame.parts = self._parts(block)
+        network = self._networks.get(block)
         return frame.parts.get(block) if network is None and not in_force.regions.entries() else network
+
+    def _parts(self, outermost: Block) -> Mapping[Block, Network]:
+        """Map the blocks inside networks to them: containers may be iterated, and not called."""
+        if outermost in self._networks:
+            return {}
+        version = self.changes, self.children
+        if self._known_parts[0] != version:  # there may be thousands of blocks, and this is asked at every loss
+            self._known_parts = version, weakref.WeakKeyDictionary(
+                {part: network for net, network in self._networks.items() if network.state is not None
+                 for part in descendants(net)})
+        return self._known_parts[1]
 
     def _is_excluded(self, block: Block) -> bool:
         if not frame.blocks:  # the outermost: since its last call blocks may have been added
-            frame.excluded = self.exclusions.inside(block, self.children, self._is_traced(block))
+            is_traced = (block.__dict__.get("_cached_op") is not None
+                         and block.__dict__.get("_amp_epoch") == self.epoch())
+            frame.excluded = self.exclusions.inside(block, self.children, is_traced)
         return block in frame.excluded or self.exclusions.match(block, self.children)
-
-    def _is_traced(self, block: Block) -> bool:
-        return block.__dict__.get("_cached_op") is not None and block.__dict__.get("_amp_epoch") == self.epoch()
 
 
 block_settings = _BlockSettings()

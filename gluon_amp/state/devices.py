@@ -13,6 +13,8 @@ from .._mxnet import gpus
 from .._mxnet.engine import time_in_both
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, IMITATED_FLOAT16, Support, cpu_isa, cpu_support, cuda_support
 from ..errors import DTypeError, warn
+from ..rules import FP32, Policy
+from ..rules.tables import groups
 
 _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
@@ -33,6 +35,10 @@ _AMX_REMEDIES: Mapping[str | None, str] = {
                       "too",
 }
 _ONEDNN = "MXNET_MKLDNN_ENABLED"
+SAFE_ACCUMULATION = "MXNET_SAFE_ACCUMULATION"  # 1: sums of float16 values are kept in FP32, those of FP32 in float64
+# MXNet's own kernels of these operators add up in the type of their data, unless the variable is set.
+_SUMMING = (*groups.SOFTMAX, *groups.NORMS, "softmin", *groups.SUMS, *groups.NUMPY_SUMS, *groups.NORMS_OF_TENSORS)
+_before: dict[str, str | None] = {}  # values of the variables that `prepare_gpus` has set
 _CONVOLUTION = {"kernel": "(3, 3)", "pad": "(1, 1)", "no_bias": "True"}
 
 
@@ -75,7 +81,7 @@ class Gain(NamedTuple):
 
 
 def chosen_by(gain: Gain, own: Support) -> Support:
-    """Choose the type of a CPU that has BF16 instructions and no AMX, by what they gain."""
+    """Choose the type of a CPU that has BF16 instructions and no AMX, by their gain."""
     if gain.times >= _LEAST_GAIN:
         return own._replace(reason=f"{own.reason}; {gain}")
     return _kept_in_fp32(f"this CPU has BF16 instructions ({cpu_isa()}) that are no faster than its FP32 ones ({gain})")
@@ -88,7 +94,7 @@ def _kept_in_fp32(reason: str) -> Support:
 def device_supports() -> dict[str, Support]:
     """Say which type each kind of device of this machine runs in."""
     # A GPU of another kind than the first one has an entry of its own, as ``'gpu(1)'``: it may run another type, and
-    # what was measured of the one does not hold for the other.
+    # measurements of the one do not hold for the other.
     supports, names = {"cpu": support("cpu")}, {}
     for number in range(gpus.count()):
         own, names[number] = support("gpu", number), _machine.device_name(number)
@@ -115,7 +121,7 @@ def lost_amx() -> str | None:
 
 
 def _bfloat16_gain() -> Gain:
-    """Look up what the BF16 instructions of this kind of CPU gain, and measure it where no such CPU is known."""
+    """Look up the gain of the BF16 instructions of this kind of CPU; measure it where the kind is not known."""
     cpu = _machine.cpu_kind()
     return Gain(_GAINS[cpu], str(cpu)) if cpu in _GAINS else Gain(_measured_gain(), "measured now")
 
@@ -166,7 +172,7 @@ def require_bfloat16() -> None:
 
 
 def verdict(supports: Mapping[str, Support]) -> str:
-    """Say in a sentence what runs where, and why."""
+    """Say in a sentence which type each device runs, and why."""
     alike: dict[Support, list[str]] = {}
     for name, each in supports.items():
         alike.setdefault(each, []).append(name)
@@ -174,7 +180,7 @@ def verdict(supports: Mapping[str, Support]) -> str:
 
 
 def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str) -> None:
-    """Log what runs where, and warn where a device cannot be used, or a type that was named is slow."""
+    """Log which type each device runs, and warn where a device cannot be used, or a type that was named is slow."""
     warn_if_slow(chosen)
     broken = gpus.problem()
     if broken:
@@ -213,3 +219,39 @@ def warn_once(text: str) -> None:
 
 def _for_people(device: str) -> str:
     return "GPU" if device == "gpu" else device.upper()
+
+
+def prepare_gpus(policies: Mapping[str, Policy]) -> None:
+    """Set MXNet's variables for GPUs as policies need them, and say so; :func:`restore_gpus` undoes it."""
+    # MXNet reads the variable for fusion as it sets a graph up, the other one at each call.
+    on_gpus = [policy for device, policy in policies.items() if device.startswith("gpu")]
+    if not on_gpus:
+        return
+    problem = _machine.fusion_problem(_machine.driver_version(), _machine.nvrtc_version())
+    if problem and os.environ.get(_machine.NO_FUSION) != "0":
+        _put(_machine.NO_FUSION, "0")
+        warn_once(f"{_machine.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, "
+                  f"in FP32 as well. Update NVIDIA's driver, or set {_machine.NO_FUSION}=0 yourself for networks "
+                  "without AMP")
+    if SAFE_ACCUMULATION not in os.environ and any(map(_sums_in_float16, on_gpus)):
+        _put(SAFE_ACCUMULATION, "1")
+
+
+def restore_gpus() -> None:
+    """Take back what :func:`prepare_gpus` set."""
+    for name, value in _before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _before.clear()
+
+
+def _put(name: str, value: str) -> None:
+    _before.setdefault(name, os.environ.get(name))
+    os.environ[name] = value
+
+
+def _sums_in_float16(policy: Policy) -> bool:
+    """Tell whether a user's list, or a level, lets an operator that adds up run in float16."""
+    return policy.target_dtype == FLOAT16 and any(policy.decide(op, {}).rule != FP32 for op in _SUMMING)

@@ -1,18 +1,20 @@
-"""What is in force here: the process-wide setting of ``init``, and the regions that the code is in."""
+"""What is in force here: the process-wide setting of ``init``, and the regions and blocks that the code is in."""
 from __future__ import annotations
 
-from typing import Any, Callable, ContextManager, Sequence
+import threading
+from contextlib import contextmanager
+from typing import Any, Callable, Container, ContextManager, Iterator, Mapping, Sequence
 
 import mxnet as mx
+from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
 
 from .._mxnet.invoke import Invoke, original_invoke
 from .._mxnet.symbols import marks
 from ..context import ContextStack
 from ..graph.attrs import REGION_OFF, REGION_ON
 from ..rules import ANY_DEVICE, Device, Policy
-from .eager_policy import EagerPolicy
-from .recent import remember
-from .state import State
+from .state import EagerPolicy, State, remember
 
 _MOST_STATES = 16  # of regions with settings of their own
 _CPU = mx.cpu()
@@ -38,7 +40,7 @@ class _InForce:
         return regions[-1].value if regions else self.state
 
     def is_on(self) -> bool:
-        """Tell whether anything is in force here, on any device and in any precision."""
+        """Tell whether a state is in force here, on any device and in any precision."""
         return self.current() is not None
 
     def is_switched_off(self) -> bool:
@@ -68,7 +70,7 @@ class _InForce:
         return current.eager_anywhere or current.eager(inputs)
 
     def device(self, device: mx.Context) -> Device:
-        """Return what the state in force says of a device."""
+        """Return the properties of a device under the state in force."""
         state = self.current()
         return ANY_DEVICE if state is None else state.device(state.key(device))
 
@@ -78,7 +80,7 @@ class _InForce:
         return None if state is None or not state.enabled else state.policy(state.key(device))
 
     def runs_natively(self) -> bool:
-        """Tell whether imperative calls made here may run operators in C++, as those in graphs do."""
+        """Tell whether imperative calls made here may run operators in C++, as graphs do."""
         policy = self.policy(_CPU)
         return policy is not None and policy.runs_native(self.device(_CPU))
 
@@ -122,3 +124,33 @@ class region:
         state, mark = self._entered
         in_force.regions.leave(state)
         marks.leave(mark)
+
+
+class Frame(threading.local):
+    """The current thread's calls of blocks."""
+
+    def __init__(self) -> None:
+        self.blocks = 0  # how many calls of blocks are under way
+        self.hybrid_blocks = 0  # how many of them are of hybrid blocks
+        # Casts of parameters made since the outermost block that MXNet could trace was called, so that each is made
+        # once; None outside of such a call. They must not live longer: two losses that share a recorded cast cannot
+        # both be differentiated.
+        self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] | None = None
+        self.excluded: Container[Block] = ()  # the blocks that are excluded by a block around them in this call
+        # the blocks inside networks that were given to ``initialize``, where the outermost block is none of them
+        self.parts: Mapping[Any, Any] = {}
+        self.data_gradients = False  # whether gradients of the data of the outermost block's call are recorded
+        self.imitates = False  # whether the casts that are made now imitate a type
+
+
+frame = Frame()
+
+
+@contextmanager
+def outermost() -> Iterator[None]:
+    """Treat the body as code outside of all blocks, whose results are FP32."""
+    around, frame.hybrid_blocks = frame.hybrid_blocks, 0
+    try:
+        yield
+    finally:
+        frame.hybrid_blocks = around

@@ -14,7 +14,7 @@ from ..aliases import answers
 from ..dtypes import FLOAT16
 from ..eager.loss_scale import loss_scale
 from ..errors import StateError, expected, warn
-from ..session.autocast import active_dtype, is_active
+from ..session.init import active_dtype, is_active
 from ..state.blocks import block_settings
 from ..state.in_force import in_force
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of

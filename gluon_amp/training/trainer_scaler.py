@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from mxnet import gluon
 
 from .. import checks, native
-from .._mxnet import distribution, trainers, updaters
+from .._mxnet import trainers, updaters
 from ..eager.running_stats import running_stats
 from ..errors import StateError, expected, some_of, warn
 from ..parallel import Reduction, distribute
@@ -57,7 +57,7 @@ class TrainerScaler:
         self.state = StepState.READY
         self.applied = self.scaler.loss_scale  # the scale of the losses whose gradients are at hand
         self.reduction: Reduction | None = None  # None for a trainer of this process alone
-        self.own_reduction = distribution.own_reduction(trainer)
+        self.own_reduction = trainers.own_reduction(trainer)
         self.session = in_force.session  # the last one of init to deinit that it was used in
         # Told at every step whether it will be skipped, while the gradients are still there.
         self.listeners: list[Callable[[bool], None]] = []
@@ -210,15 +210,15 @@ class TrainerScaler:
     def adds_up(self) -> bool:
         """Whether a reduction changes the gradients: over devices, over processes, or in a way of the trainer's own."""
         return (self.reduction is not None or len(trainers.contexts(self.trainer)) > 1
-                or not distribution.is_of_mxnet(self.own_reduction))
+                or not trainers.is_of_mxnet(self.own_reduction))
 
     def _is_reduced(self) -> bool:
-        return self._fresh is not None and not any(map(any, distribution.fresh(self.trainer)))
+        return self._fresh is not None and not any(map(any, trainers.fresh(self.trainer)))
 
     def _reduce_ahead(self, caller: str) -> None:
         """Add the gradients up now: in a later sum changes of one device's gradients would be lost."""
         if self.adds_up and not self._is_reduced():
-            distribution.reduce_gradients(self.trainer, caller)
+            trainers.reduce_gradients(self.trainer, caller)
             self._is_ahead = True
 
     def reduce(self) -> None:
@@ -230,13 +230,13 @@ class TrainerScaler:
             self._is_ahead = False
             return
         self._refuse_to_add_to_sums()
-        fresh = distribution.fresh(self.trainer)
+        fresh = trainers.fresh(self.trainer)
         (self.reduction.reduce if self.reduction else self.own_reduction)()
-        distribution.mark_fresh(self.trainer, fresh, value=False)
+        trainers.mark_fresh(self.trainer, fresh, value=False)
         self._fresh = fresh
 
     def _refuse_to_add_to_sums(self) -> None:
-        if (self._fresh is not None and any(distribution.accumulates(self.trainer))
+        if (self._fresh is not None and any(trainers.accumulates(self.trainer))
                 and trainers.gradient_norm(self.trainer) != 0.0):
             raise StateError("a backward pass after trainer.allreduce_grads() would add the gradients of one process "
                              "to those of all. With gradient accumulation reduce once, after the last micro-batch")
@@ -247,7 +247,7 @@ class TrainerScaler:
                              "trainer.allreduce_grads() before trainer.update(), or trainer.step()")
         finite, self._overflowed, written = reduction.agree(
             finite, self._scale_of_losses(), self._overflowed, len(self.scalers), list(map(any, self._fresh)))
-        distribution.mark_fresh(self.trainer, [[flag] * len(flags) for flag, flags in zip(written, self._fresh)])
+        trainers.mark_fresh(self.trainer, [[flag] * len(flags) for flag, flags in zip(written, self._fresh)])
         return finite
 
     # The step
@@ -280,7 +280,7 @@ class TrainerScaler:
     def mark_fresh(self) -> None:
         """Let MXNet know again which gradients were written."""
         if self._fresh is not None:
-            distribution.mark_fresh(self.trainer, self._fresh)
+            trainers.mark_fresh(self.trainer, self._fresh)
 
     def _begin_check(self) -> Callable[[], bool]:
         """Begin to check whether every gradient is finite; return a function that waits, and answers."""
@@ -320,7 +320,7 @@ class TrainerScaler:
         is_skipped = state is StepState.SKIPPED
         taken = self._scaled or set(range(len(self.scalers)))
         # Processes must keep the same scales: where they cannot agree which losses overflowed, all of them did.
-        told = self._overflowed and (self.reduction or distribution.is_of_mxnet(self.own_reduction))
+        told = self._overflowed and (self.reduction or trainers.is_of_mxnet(self.own_reduction))
         guilty = self._overflowed if told else taken
         for loss_id in sorted(taken):
             scaler = self.scaler_of(loss_id)
@@ -375,7 +375,7 @@ def attach(scaler: TrainerScaler, *, updates: bool = True, **reduction: Any) -> 
         updaters.speed_up(trainer, native.update if native.is_available("_gluon_amp_adam") else None)
     trainers.set_scaler(trainer, scaler)
     if scaler.adds_up:
-        distribution.replace_reduction(trainer, scaler.reduce)
+        trainers.replace_reduction(trainer, scaler.reduce)
     scaler.remember()
 
 

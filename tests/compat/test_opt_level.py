@@ -14,7 +14,7 @@ from gluon_amp._mxnet.blocks import descendants
 from gluon_amp.compat import opt_level
 from gluon_amp.dtypes import cpu_support, cuda_support
 from gluon_amp.errors import AmpError
-from gluon_amp.state import networks
+from gluon_amp.state import blocks
 
 pytestmark = pytest.mark.machine
 O2, O3 = (pytest.param(level, marks=pytest.mark.bf16, id=level) for level in ("O2", "O3"))
@@ -118,7 +118,7 @@ def test_the_layers_of_a_container_run_as_it_would_when_they_are_called_instead(
 @pytest.mark.bf16
 def test_the_blocks_of_a_network_are_looked_up_once_for_all_losses(monkeypatch):
     walks = []
-    monkeypatch.setattr(networks, "descendants", lambda block: walks.append(block) or descendants(block))
+    monkeypatch.setattr(blocks, "descendants", lambda block: walks.append(block) or descendants(block))
     made = net()
     amp.initialize(made, opt_level="O2", cast_model_type="bfloat16", verbosity=0)
     loss = gluon.loss.L2Loss()

@@ -10,7 +10,7 @@ from mxnet.gluon import Block, HybridBlock, nn
 from networks import BF16_EPS, relative
 
 import gluon_amp as amp
-from gluon_amp.eager import casts
+from gluon_amp.eager import applier
 
 pytestmark = pytest.mark.machine
 
@@ -182,8 +182,8 @@ def test_a_weight_used_twice_in_one_hybrid_call_is_cast_once(data, monkeypatch):
     amp.init(LOW)
     net = Net()
     counted = []
-    cast = casts.Caster.cast
-    monkeypatch.setattr(casts.Caster, "cast", lambda self, array, *rest: counted.append(array.shape)
+    cast = applier.Caster.cast
+    monkeypatch.setattr(applier.Caster, "cast", lambda self, array, *rest: counted.append(array.shape)
                         or cast(self, array, *rest))
     with autograd.record():
         net(data)

@@ -21,8 +21,7 @@ import gluon_amp as amp
 from gluon_amp._mxnet.invoke import handle_of
 from gluon_amp.dtypes import BFLOAT16_DTYPE
 from gluon_amp.rules import Policy
-from gluon_amp.state.frame import frame
-from gluon_amp.state.in_force import in_force
+from gluon_amp.state.in_force import frame, in_force
 from gluon_amp.state.state import State
 
 pytestmark = pytest.mark.machine

@@ -13,14 +13,14 @@ from mxnet import autograd
 
 from gluon_amp import passes
 from gluon_amp._mxnet import symbols
-from gluon_amp.eager import casts, gradient_fixes, loss_scale, running_stats
+from gluon_amp.eager import applier, gradient_fixes, loss_scale, running_stats
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
 from gluon_amp.graph.attrs import REGION
 from gluon_amp.passes import identities, inference, precisions
-from gluon_amp.plan import cached_op, executors, traced
+from gluon_amp.plan import cached_op, executors, planner
 from gluon_amp.rules import policy
 from gluon_amp.session import block_calls
-from gluon_amp.state import exclusions
+from gluon_amp.state import blocks
 
 Edit = Callable[[Graph], bool]
 
@@ -148,16 +148,16 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     **{f"converted_{name}": _rewritten(_PLANNED[name], converts=True)
        for name in ("scaled", "scaled_by_a_hundredth", "output_order")},
     "added_is_written": _patched((identities.SharedIdentities, "before", lambda shared, entry: entry)),
-    "added_is_written_eager": _patched((casts.Caster, "_behind_identity", lambda call, array: array)),
-    "bias_unwritten": _patched((traced.Traced, "concerned", lambda *_: frozenset())),
+    "added_is_written_eager": _patched((applier.Caster, "_behind_identity", lambda call, array: array)),
+    "bias_unwritten": _patched((planner.Traced, "concerned", lambda *_: frozenset())),
     "bias_unwritten_eager": _patched((gradient_fixes, "_fixed", lambda *_: None)),
     "stale_weights": _patched((cached_op.RewritingCachedOp, "__call__", _call_with_first_weights), wraps=True),
-    "stale_weights_eager": _patched((casts.Caster, "input_cast", _stale_casts), wraps=True),
-    "exclusions_ignored": _patched((exclusions.Exclusions, "inside", lambda *_: set()),
-                                   (exclusions.Exclusions, "match", lambda *_: False)),
+    "stale_weights_eager": _patched((applier.Caster, "input_cast", _stale_casts), wraps=True),
+    "exclusions_ignored": _patched((blocks.Exclusions, "inside", lambda *_: set()),
+                                   (blocks.Exclusions, "match", lambda *_: False)),
     "regions_ignored": _patched((precisions, "decide", _decide_without_regions), wraps=True),
     "first_call_stays": _patched((block_calls, "outermost_trace", nullcontext)),
-    "first_variant_stays": _patched((traced.Traced, "shaped", lambda *_: frozenset())),
+    "first_variant_stays": _patched((planner.Traced, "shaped", lambda *_: frozenset())),
     "first_plan_stays": _patched((executors.Binding, "plan", _first_plan)),
     "output_fused_away": _patched((inference, "_is_read_elsewhere", lambda *_: False)),
     "folded_without_bias": _patched((inference._Folding, "fold", _fold_without_bias), wraps=True),

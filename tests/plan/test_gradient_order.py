@@ -11,7 +11,7 @@ from native_cases import script
 import gluon_amp as amp
 from gluon_amp.graph import Entry, Graph, Node, Role, cast, operator
 from gluon_amp.plan import cached_op
-from gluon_amp.plan.gradient_order import OrderedCachedOp, put_last_weights_first
+from gluon_amp.plan.cached_op import OrderedCachedOp, put_last_weights_first
 
 # Prints how many megabytes the training of 24 layers takes that share oneDNN's memory.
 PROGRAM = """

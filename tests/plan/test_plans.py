@@ -14,8 +14,7 @@ import gluon_amp as amp
 from gluon_amp.passes import Facts
 from gluon_amp.plan import planner
 from gluon_amp.plan.cached_op import RewritingCachedOp
-from gluon_amp.plan.planner import Planner
-from gluon_amp.plan.traced import Traced
+from gluon_amp.plan.planner import Planner, Traced
 from gluon_amp.rules import ANY_DEVICE, Device, Policy, Rule
 from gluon_amp.state.in_force import in_force
 from gluon_amp.state.state import State

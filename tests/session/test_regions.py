@@ -16,7 +16,7 @@ from networks import BF16_EPS, relative
 
 import gluon_amp as amp
 from gluon_amp._mxnet.invoke import handle_of
-from gluon_amp.state.frame import frame
+from gluon_amp.state.in_force import frame
 
 pytestmark = pytest.mark.machine
 

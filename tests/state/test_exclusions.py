@@ -11,7 +11,7 @@ from cpu_kinds import LOW
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, nn
 
 import gluon_amp as amp
-from gluon_amp.state import exclusions
+from gluon_amp.state import blocks
 
 pytestmark = [pytest.mark.machine,
               pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
@@ -389,8 +389,8 @@ class TestWhatIsKept:
 
     def test_calls_do_not_look_through_all_exclusions(self, hybridize, monkeypatch):
         looked = []
-        original = exclusions.is_target
-        monkeypatch.setattr(exclusions, "is_target", lambda *given: looked.append(given) or original(*given))
+        original = blocks.is_target
+        monkeypatch.setattr(blocks, "is_target", lambda *given: looked.append(given) or original(*given))
         net, data = ready(Heads())
         others = [nn.Dense(1, in_units=1) for _ in range(50)]
         net.hybridize(hybridize)

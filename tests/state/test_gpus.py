@@ -14,7 +14,7 @@ from gluon_amp import _machine
 from gluon_amp._mxnet import gpus as mxnet_gpus
 from gluon_amp.dtypes import cuda_support
 from gluon_amp.rules import Policy
-from gluon_amp.state import devices, gpus
+from gluon_amp.state import devices
 from gluon_amp.state.in_force import in_force
 from gluon_amp.state.state import State
 
@@ -31,7 +31,7 @@ def told(monkeypatch):
         monkeypatch.setattr(_machine, "device_name", lambda number=0: names[number] if names else "GPU")
         monkeypatch.setattr(_machine, "driver_version", lambda: driver)
         monkeypatch.setattr(_machine, "nvrtc_version", lambda: compiler)
-        for name in (_machine.NO_FUSION, gpus.SAFE_ACCUMULATION):
+        for name in (_machine.NO_FUSION, devices.SAFE_ACCUMULATION):
             monkeypatch.delenv(name, raising=False)
     yield told
     amp.deinit()
@@ -193,21 +193,21 @@ class TestSums:
     def test_none_is_in_float16_by_itself(self, told):
         told(AMPERE)
         amp.init()
-        assert gpus.SAFE_ACCUMULATION not in os.environ
+        assert devices.SAFE_ACCUMULATION not in os.environ
 
     @pytest.mark.parametrize("op", ["softmax", "LayerNorm", "sum"])
     def test_a_list_that_puts_one_there_sets_the_variable(self, told, op):
         told(AMPERE)
         amp.init("float16", target_precision_ops=["FullyConnected", op])
-        assert os.environ[gpus.SAFE_ACCUMULATION] == "1"
+        assert os.environ[devices.SAFE_ACCUMULATION] == "1"
         amp.deinit()
-        assert gpus.SAFE_ACCUMULATION not in os.environ
+        assert devices.SAFE_ACCUMULATION not in os.environ
 
     def test_the_users_own_setting_stays(self, told, monkeypatch):
         told(AMPERE)
-        monkeypatch.setenv(gpus.SAFE_ACCUMULATION, "0")
+        monkeypatch.setenv(devices.SAFE_ACCUMULATION, "0")
         amp.init("float16", target_precision_ops=["softmax"])
-        assert os.environ[gpus.SAFE_ACCUMULATION] == "0"
+        assert os.environ[devices.SAFE_ACCUMULATION] == "0"
 
 
 @pytest.mark.parametrize("capability", [(5, 2), (6, 1), (7, 0), (8, 6)])

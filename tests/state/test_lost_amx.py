@@ -36,7 +36,8 @@ _AMX = f"{_BF16} amx_bf16 amx_tile"
 def test_the_choice_on_each_kind_of_cpu(vendor, family, model, flags, ratios, dtype, said, monkeypatch):
     cpuinfo = f"vendor_id : {vendor}\ncpu family : {family}\nmodel : {model}\nflags : {flags}\n\n"
     isa = cpu_isa(cpuinfo, {}, amx="amx" in flags)
-    monkeypatch.setattr(_machine, "_cpuinfo", lambda: cpuinfo)
+    kind = _machine.cpu_kind(cpuinfo)
+    monkeypatch.setattr(_machine, "cpu_kind", lambda: kind)
     monkeypatch.setattr(_machine, "_outcome", [_machine.GRANTED] if "amx" in flags else [])
     for name in ("cpu_isa", "cpu_support"):
         monkeypatch.setattr(devices, name, lambda name=name: {"cpu_isa": isa, "cpu_support": cpu_support(isa)}[name])

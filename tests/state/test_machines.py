@@ -238,7 +238,7 @@ class TestGpus:
         def beside(capability, isa="AVX512_CORE_BF16"):
             found = {"cpu": cpu_support(isa), "gpu": cuda_support(capability)}
             monkeypatch.setattr(devices, "_warned", set())
-            monkeypatch.setattr(sys.modules["gluon_amp.session.autocast"], "device_supports", lambda: found)
+            monkeypatch.setattr(sys.modules["gluon_amp.session.init"], "device_supports", lambda: found)
         return beside
 
     @pytest.mark.parametrize("capability", [(9, 0), (3, 5)])

@@ -1,7 +1,7 @@
 """Operator rules for float16 on CUDA GPUs: products on Tensor Cores; FP32 where range or resolution matter.
 
-What has a float16 kernel is read off the type switches in MXNet's sources, and off the errors that operators
-sharing their code with the CPU raise there.
+Which operators have a float16 kernel is read off the type switches in MXNet's sources, and off the errors that
+operators sharing their code with the CPU raise there.
 """
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ SPARSE_STORAGE = (  # storage of sparse tensors, and graphs stored as such
 )
 CONTROL_FLOW = ("_foreach", "_while_loop", "_cond")  # loops and branches over subgraphs
 USER_CODE = ("Custom", "_CustomFunction", "_Native", "_NDArray")  # operators written in Python
-MACHINERY = (  # what MXNet inserts itself
+MACHINERY = (  # operators that MXNet inserts itself
     "_CachedOp", "_CachedOpThreadSafe", "_CrossDeviceCopy", "_NoGradient", "_identity_with_attr_like_rhs",
     "_npx_constraint_check",
 )
