@@ -231,12 +231,10 @@ class _Search:
                 found[len(wide)] = self._tried(wide, policy)
             return found[len(wide)] is not None
 
-        if self._options.only_int8:
-            holds(())
-            return [each for each in found.values() if each is not None]
-        wide = fewest(self._order, holds)
-        holds(self._order)
-        sizes = {len(self._order)} if wide is None else {len(wide), len(self._order)}
+        order = [] if self._options.only_int8 else self._order
+        wide = fewest(order, holds)
+        holds(order)
+        sizes = {len(order)} if wide is None else {len(wide), len(order)}
         return [each for each in map(found.get, sorted(sizes)) if each is not None]
 
     def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
