@@ -36,7 +36,7 @@ LAYERS = {
     "state": "what is in force: settings, exclusions, policies, devices",
     "native": "operators in C++ and their loader",
     "_mxnet": "MXNet's private names, and nothing that decides",
-    "judging": "how far results are from others, and how many changes are enough",
+    "metrics": "how far results are from others, and how many changes are enough",
     "passes": "the driver, and the rewrites of graphs",
     "rules": "which precision an operator runs in, and why: tables, shapes, policy",
     "graph": "Graph, Node and Entry over symbol JSON; what attributes say; edits",

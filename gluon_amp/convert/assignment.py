@@ -19,7 +19,7 @@ from .._mxnet.invoke import Program
 from .._mxnet.symbols import first_line, to_graph
 from ..dtypes import FLOAT32
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
-from ..judging import fewest, relative_error
+from ..metrics import fewest, relative_error
 from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy
 from ..state.in_force import under

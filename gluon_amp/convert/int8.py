@@ -16,7 +16,7 @@ from .._mxnet.symbols import from_graph, to_graph
 from ..dtypes import FLOAT32
 from ..graph import VARIABLE, Entry, Graph, Node, unique_name
 from ..graph.attrs import integer
-from ..judging import relative_error
+from ..metrics import relative_error
 from ..passes import Context, Facts
 from ..passes.inference import FLATTEN, LAYERS
 from ..rules import Policy

@@ -14,7 +14,7 @@ from .._mxnet.invoke import Program
 from .._mxnet.symbols import from_graph
 from ..errors import GraphError
 from ..graph import Entry, Graph
-from ..judging import relative_error
+from ..metrics import relative_error
 from .packages import onnx_package, runtime_package
 
 # What sorts, counts or compares: of ``broadcast_`` too, and of a tensor with a number.
