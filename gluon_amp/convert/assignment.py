@@ -23,7 +23,7 @@ from ..dtypes import FLOAT32, INT8
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
 from ..graph import unique_name
 from ..graph.attrs import NOTE
-from ..judging import fewest, relative_error
+from ..metrics import fewest, relative_error
 from ..passes import Context, Facts, Int8
 from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy

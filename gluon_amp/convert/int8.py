@@ -16,7 +16,7 @@ from .._mxnet.symbols import analyse, from_graph, to_graph
 from ..dtypes import FLOAT32
 from ..graph import VARIABLE, Consumers, Entry, Graph, Node
 from ..graph.attrs import integer, is_set
-from ..judging import relative_error
+from ..metrics import relative_error
 from ..passes import Int8, shield, unshield
 from ..passes.inference import FLATTEN, LAYERS
 from ..rules import Policy
