@@ -1,10 +1,4 @@
-"""The command line, installed as ``gluon-amp``: it chooses the command and words its errors.
-
-``run``    a training script under AMP
-``files``  networks in files: convert, report, export-onnx
-``check``  what the machine runs, and a self-test
-``words``  what they print
-"""
+"""The command line, installed as ``gluon-amp``: it chooses the command and words its errors."""
 from __future__ import annotations
 
 import argparse

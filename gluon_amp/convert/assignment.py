@@ -23,7 +23,7 @@ from ..dtypes import FLOAT32, INT8
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
 from ..graph import unique_name
 from ..graph.attrs import NOTE
-from ..judging import fewest, relative_error
+from ..metrics import fewest, relative_error
 from ..passes import Context, Facts, Int8
 from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy
@@ -34,6 +34,7 @@ from .int8 import MADE, Plain, Quantizer, decided_in, layers_of
 from .options import ConversionOptions
 
 WRONG = 0.08  # the error from which on an operator in INT8 is taken for wrong: rounding gives 0.005 to 0.07
+_FAR = 0.05  # the error of outputs from which on a user who named no limit is told
 _ROUNDS = 5  # of timing
 
 
@@ -230,12 +231,10 @@ class _Search:
                 found[len(wide)] = self._tried(wide, policy)
             return found[len(wide)] is not None
 
-        if self._options.only_int8:
-            holds(())
-            return [each for each in found.values() if each is not None]
-        wide = fewest(self._order, holds)
-        holds(self._order)
-        sizes = {len(self._order)} if wide is None else {len(wide), len(self._order)}
+        order = [] if self._options.only_int8 else self._order
+        wide = fewest(order, holds)
+        holds(order)
+        sizes = {len(order)} if wide is None else {len(wide), len(order)}
         return [each for each in map(found.get, sorted(sizes)) if each is not None]
 
     def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
@@ -285,12 +284,15 @@ class _Search:
 
     def _recorded(self, wide: Sequence[str], made: Made) -> Made:
         """Return a converted network with the record of what runs in INT8, and why others do not."""
-        layers = sorted(made.quantizer.int8.layers) if made.quantizer else []
+        layers, error = sorted(made.quantizer.int8.layers) if made.quantizer else [], self._error(made)
         reason = ("the network is no faster with it in INT8" if self._trials[0]["holds"] else
                   "the network is not accurate enough with it")
         record = replace(made.record, int8=tuple(layers), wide={**self._reasons, **dict.fromkeys(wide, reason)},
-                         error=self._error(made), layer_errors={name: self._errors[name] for name in layers},
+                         error=error, layer_errors={name: self._errors[name] for name in layers},
                          trials=tuple(self._trials))
+        if layers and math.isinf(self._limit) and error > _FAR:
+            warn(f"outputs in INT8 are {error:.1%} off FP32: name what is allowed, by max_error, or by metric "
+                 "and budget, and layers stay in another type until it holds")
         notes = {**record.wide, **{name: f"in INT8: by itself {error:.1%} off FP32"
                                    for name, error in record.layer_errors.items()}}
         graph = to_graph(made.symbol)

@@ -75,8 +75,9 @@ class Calibration:
 def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches: Iterable[Batch], mode: str,
             progress: bool) -> Calibration:
     """Run a prepared FP32 network, and note the ranges of its tensors."""
-    tensors = {told: Calibration.key(node.name, output) for node in to_graph(symbol).operators()
-               for output in range(node.num_outputs) for told in _reported(node.name, output)}
+    tensors = {f"{node.name}_{told}": Calibration.key(node.name, output) for node in to_graph(symbol).operators()
+               for output in range(node.num_outputs)
+               for told in (f"output{output}", output, *["output"] * (output == 0))}  # as MXNet may report it
     collector, program, count = quantizer.Collector(mode == "entropy"), Program(symbol, arrays), 0
     program.watch(lambda told, array: collector.see(tensors[told], array) if told in tensors else None)
     with under(None), progress_bar(desc="calibrate", unit="batch", shown=progress) as bar:
@@ -98,11 +99,6 @@ def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches:
             count += 1
             bar.update()
     return Calibration(collector.ranges(), mode, count)
-
-
-def _reported(name: str, output: int) -> list[str]:
-    """Return the names that MXNet may report a tensor by."""
-    return [f"{name}_output{output}", f"{name}_{output}", *[f"{name}_output"] * (output == 0)]
 
 
 def batches_of(data: Any, inputs: Sequence[str], limit: int | None = None) -> Iterator[Batch]:

@@ -16,8 +16,8 @@ from .._mxnet.symbols import analyse, from_graph, to_graph
 from ..dtypes import FLOAT32
 from ..graph import VARIABLE, Consumers, Entry, Graph, Node
 from ..graph.attrs import integer, is_set
-from ..judging import relative_error
-from ..passes import Int8
+from ..metrics import relative_error
+from ..passes import Int8, shield, unshield
 from ..passes.inference import FLATTEN, LAYERS
 from ..rules import Policy
 from ..state.in_force import under
@@ -78,7 +78,10 @@ class Quantizer:
                 if node.op == _JOIN:
                     node.op = _HIDDEN_JOIN
                     joins.add(node.name)
+        # MXNet mixes up an output with what FP32 operators read of the same layer.
+        graph.heads = [shield(graph, head) for head in graph.heads]
         made = to_graph(quantizer.quantized(from_graph(graph, self.like), kept, list(self.weights.arrays)))
+        unshield(made)
         for node in made.operators():
             node.op = _JOIN if node.name in joins else node.op
         symbol = quantizer.fused(from_graph(self._with_ranges(made), self.like))

@@ -17,7 +17,7 @@ from ..dtypes import FLOAT32, normalize
 from ..eager.applier import run_lowered
 from ..errors import DTypeError, PolicyError, expected
 from ..graph.attrs import parameters
-from ..judging import relative_error
+from ..metrics import relative_error
 from ..rules import Policy
 from ..rules.decision import may_lower
 from ..state.devices import choose, device_supports, verdict, warn_if_slow

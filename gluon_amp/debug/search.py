@@ -15,7 +15,7 @@ from mxnet.gluon import Block
 from .. import checks
 from ..aliases import also
 from ..errors import PolicyError, StateError, expected
-from ..judging import fewest, relative_error
+from ..metrics import fewest, relative_error
 from ..progress import progress_bar
 from ..rules import Device, Policy
 from ..session import hooks

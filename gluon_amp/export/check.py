@@ -20,7 +20,7 @@ from .._mxnet.mx2onnx import Exported
 from .._mxnet.symbols import from_graph
 from ..errors import GraphError
 from ..graph import VARIABLE, Entry, Graph, Node
-from ..judging import relative_error
+from ..metrics import relative_error
 from .precision import onnx_package, package
 
 # Operators that decide by order, and which among equal values is anybody's choice.

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from .context import Concern, Context, Facts, Int8, Shaped
 from .driver import PASSES, Pass, checked, finish, list_passes, pipeline_of, run
-from .inference import between, is_fusible, unshield
+from .inference import between, is_fusible, shield, unshield
 
 __all__ = ["PASSES", "Concern", "Context", "Facts", "Int8", "Pass", "Shaped", "between", "checked", "finish",
-           "is_fusible", "list_passes", "pipeline_of", "run", "unshield"]
+           "is_fusible", "list_passes", "pipeline_of", "run", "shield", "unshield"]

@@ -228,13 +228,19 @@ def fuse(graph: Graph, context: Context) -> int:
               if ((position == 0 and node.op in _KEPT_APART) or _is_read_elsewhere(entry, node, consumers)
                   or (spares_products and _is_product(entry.node)) or _stays_apart(node, context))]
     for node, position in places:
-        node.inputs[position] = shield = identity(node.inputs[position], graph.new_name(f"{node.name}_shield"))
-        shield.node.attrs[_SHIELD] = node.name
+        node.inputs[position] = shield(graph, node.inputs[position])
     return len(places)
 
 
+def shield(graph: Graph, entry: Entry) -> Entry:
+    """Return a tensor behind an identity, at which what MXNet does to graphs ends."""
+    made = identity(entry, graph.new_name(f"{entry.node.name}_shield"))
+    made.node.attrs[_SHIELD] = entry.node.name
+    return made
+
+
 def unshield(graph: Graph) -> int:
-    """Remove the identities that ``fuse`` inserted from a fused graph; return how many fused operators it has."""
+    """Remove the identities of ``shield`` from a fused graph; return how many fused operators it has."""
     operators = graph.operators()
     redirect(graph, {Entry(node).key: node.inputs[0] for node in operators if _SHIELD in node.attrs})
     return sum(node.op.startswith(_FUSED) for node in operators)

@@ -268,7 +268,7 @@ class RewritingCachedOp:
 
 @lru_cache(maxsize=1)
 def _switched_off() -> State:
-    """Return a state without AMP, for graphs that have to be rewritten all the same: see :class:`.plans.Planner`."""
+    """Return a state without AMP, for graphs that have to be rewritten all the same: see :class:`.planner.Planner`."""
     return State({}, enabled=False)
 
 

@@ -116,18 +116,12 @@ def is_of_volumes(attrs: Mapping[str, str]) -> bool:
     return len(integers(attrs, "kernel")) == 3
 
 
-def is_vector(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
-    """Tell whether a product is of a vector."""
-    return len(shape) == 1
-
-
 _SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values, as in gluon.utils.clip_global_norm, "
                                    "and needs FP32's range and resolution; Tensor Cores have no use for it")
 
 
 SHAPE_RULES: tuple[ShapeRule, ...] = (
-    ShapeRule("dot", FLOAT16, is_vector, _SUM),
-    ShapeRule("_np_dot", FLOAT16, is_vector, _SUM),
+    *(ShapeRule(op, FLOAT16, lambda attrs, shape, amx: len(shape) == 1, _SUM) for op in ("dot", "_np_dot")),
     ShapeRule("Deconvolution", FLOAT16, lambda attrs, shape, amx: is_of_volumes(attrs),
               Decision(FP32, Cause.SHAPE, "only oneDNN has a kernel for three dimensions, whose backward ends the "
                                           "process where the weight is cast", safe=False),

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import mxnet as mx
 import numpy as np
@@ -131,6 +132,20 @@ def residual(scale=1.0, prefix="net_"):
 
 def relative(found, wanted):
     return np.linalg.norm(found.asnumpy() - wanted.asnumpy()) / np.linalg.norm(wanted.asnumpy())
+
+
+@pytest.mark.parametrize("function", [
+    lambda F, y, z: (y, F.abs(y) + z),
+    lambda F, y, z: (F.sigmoid(z), z, F.relu(y), F.relu(y)),
+    lambda F, y, z: (y, y, z),
+], ids=["read in FP32, too", "last", "given twice"])
+def test_outputs_that_layers_in_int8_give(function):
+    net, x = Function(function), mx.nd.random.normal(shape=(4, 3, 12, 12))
+    net.initialize(mx.init.Xavier())
+    wanted = net(x)
+    fast = amp.convert_hybrid_block(net, calib_data=x, **ONLY)
+    assert len(fast.conversion.int8) == 2
+    assert max(map(relative, fast(x), wanted)) < 0.03
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-12], ids=["usual values", "values below what six decimals tell"])
@@ -282,6 +297,20 @@ class TestCalibration:
         with pytest.raises(error, match="stop"):
             amp.calibrate(net, x, **QUIET)
         assert len(seen) == 4
+
+
+@pytest.mark.parametrize(("options", "is_told"), [({}, True), ({"max_error": 0.5}, False)])
+def test_a_warning_tells_of_outputs_that_are_far_off(options, is_told):
+    net, x = Function(lambda F, y, z: y - 50), mx.nd.random.normal(shape=(4, 3, 12, 12))
+    net.initialize(mx.init.Xavier())
+    net(x)
+    net.first.bias.set_data(mx.nd.full(16, 50))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fast = amp.convert_hybrid_block(net, calib_data=x, **ONLY, **options)
+    assert relative(fast(x), net(x)) > 0.05
+    assert [str(each.message).startswith("outputs in INT8 are ") for each in told
+            if each.category is UserWarning] == [True] * is_told
 
 
 class TestValuesThatAreNotFinite:

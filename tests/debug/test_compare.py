@@ -15,7 +15,7 @@ from rich.console import Console
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp.judging import relative_error
+from gluon_amp.metrics import relative_error
 
 hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 
