@@ -83,6 +83,9 @@ class Rates:
     # milliseconds for a million values in each kernel, by operator; one number each of conversions and CALL
     maps: Mapping[str, Costs] = field(repr=False, default_factory=dict)
 
+    def __str__(self) -> str:
+        return f"{self.cpu} ({self.isa})"
+
     def convolution(self, layer: Layer) -> list[float]:
         """Return the cost of a convolution in each kernel."""
         nearest = self.nearest(layer)

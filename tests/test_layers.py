@@ -40,6 +40,7 @@ LAYERS = {
     "passes": "the driver, and the rewrites of graphs",
     "rules": "which precision an operator runs in, and why: tables, shapes, policy",
     "graph": "Graph, Node and Entry over symbol JSON; what attributes say; edits",
+    "costs": "what operators cost on a CPU, by rates that were measured",
     "dtypes": "the data types, and what CPUs and GPUs run",
     "checks": "checks of arguments",
     "aliases": "names of Apex, torch and MXNet, and ours for them",
@@ -106,7 +107,7 @@ INSIDE = {
     "rules": ["__init__", "policy", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "dtypes", "checks", "aliases", "errors", "files", "context",
+FREE_OF_MXNET = {"passes", "rules", "graph", "costs", "dtypes", "checks", "aliases", "errors", "files", "context",
                  "training/loss_scaler", "_machine", "_start"}
 MAY_USE_PRIVATE_NAMES = ("_mxnet", "session/hooks")  # to replace names of MXNet is what hooks are
 OF_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_replace"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 import os
 from functools import lru_cache
-from typing import Mapping, NamedTuple
+from typing import Mapping
 
 import mxnet as mx
 
@@ -19,15 +19,7 @@ from ..rules.tables import groups
 
 _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
-# How many times as fast as FP32 a CPU with BF16 instructions and no AMX computes convolutions by them, forward and
-# backward, as measured on CPUs of these kinds. Flags do not tell: Intel's that hide their AMX are slower by them.
-_GAINS: Mapping[_machine.Cpu, float] = {
-    _machine.Cpu("AuthenticAMD", 25, 17): 1.9,
-    _machine.Cpu("AuthenticAMD", 26, 2): 1.7,
-    _machine.Cpu("GenuineIntel", 6, 207): 0.6,
-}
-# Gains seen lie at 1.7 to 2.0, or at 0.5 to 0.7; with AMX at 5.
-_LEAST_GAIN, _AMX_GAIN = 1.3, 2.5
+_LEAST_GAIN, _AMX_GAIN = 1.3, 2.5  # gains seen lie at 1.7 to 2.0, or at 0.5 to 0.7; with AMX at 5
 # Layers that networks spend their time in: channels, and the side of their maps.
 _PROBED, _PROBED_BATCH, _PROBES = ((64, 56), (128, 28), (256, 14)), 4, 5
 _AMX_REMEDIES: Mapping[str | None, str] = {
@@ -68,22 +60,15 @@ def support(device_type: str, device_id: int = 0) -> Support:
     lost = lost_amx()
     if lost:
         return _kept_in_fp32(lost)
-    return own if own.amx else chosen_by(_bfloat16_gain(), own)
+    return own if own.amx else chosen_by(cpu_rates(), own)
 
 
-class Gain(NamedTuple):
-    """How many times as fast as FP32 convolutions are in bfloat16, and how that is known."""
-
-    times: float
-    source: str
-
-    def __str__(self) -> str:
-        return f"bfloat16: {self.times:.1f} times as fast as FP32, {self.source}"
-
-
-def chosen_by(gain: Gain, own: Support) -> Support:
-    """Choose the type of a CPU that has BF16 instructions and no AMX, by their gain."""
-    if gain.times >= _LEAST_GAIN:
+def chosen_by(rates: Rates, own: Support) -> Support:
+    """Choose the type of a CPU that has BF16 instructions and no AMX, by what they gain."""
+    # Flags do not tell: CPUs of Intel's that hide their AMX are slower by them.
+    whence = "" if rates.cpu == _machine.cpu_kind() else "as on the nearest CPU that was measured, "
+    gain = f"bfloat16: {rates.gain:.1f} times as fast as FP32, {whence}{rates.cpu}"
+    if rates.gain >= _LEAST_GAIN:
         return own._replace(reason=f"{own.reason}; {gain}")
     return _kept_in_fp32(f"this CPU has BF16 instructions ({cpu_isa()}) that are no faster than its FP32 ones ({gain})")
 
@@ -127,12 +112,6 @@ def lost_amx() -> str | None:
     return None
 
 
-def _bfloat16_gain() -> Gain:
-    """Look up the gain of the BF16 instructions of this kind of CPU; measure it where the kind is not known."""
-    cpu = _machine.cpu_kind()
-    return Gain(_GAINS[cpu], str(cpu)) if cpu in _GAINS else Gain(_measured_gain(), "measured now")
-
-
 @lru_cache(maxsize=1)
 def _measured_gain() -> float:
     """Return how many times as fast convolutions of a network's sizes train in bfloat16, once a process in 0.3 s."""
@@ -146,7 +125,7 @@ def _measured_gain() -> float:
         return fp32, low
 
     fp32, low = least_times()
-    if fp32 >= _LEAST_GAIN * low:  # which bfloat16 that gains nothing can show on a busy machine, but hardly twice
+    if fp32 >= _AMX_GAIN * low:  # which bfloat16 that gains nothing can show on a busy machine, but hardly twice
         fp32, low = map(min, (fp32, low), least_times())
     return fp32 / low
 
@@ -204,6 +183,9 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
     _logger.info("AMP runs %s", verdict(chosen))
     _logger.debug("AMP switched on: %s", rewrites)
     if "cpu" in chosen:
+        if cpu_rates().cpu != _machine.cpu_kind():
+            _logger.info("AMP: kernels are chosen by the rates of another CPU, %s; `gluon-amp check --measure` "
+                         "measures this one in two minutes", cpu_rates())
         native.say_what_is_missing()
         misfit = _machine.threads_misfit()
         if misfit:

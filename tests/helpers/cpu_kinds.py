@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gluon_amp.costs import Kernel, preferring
+from gluon_amp._machine import Cpu
+from gluon_amp.costs import Kernel, preferring, rates_of
 from gluon_amp.dtypes import BFLOAT16, FLOAT16, cpu_isa, cpu_support
-from gluon_amp.state import devices
+from gluon_amp.state import devices, state
 from gluon_amp.state.devices import support
 
 LACKING = "this CPU has no"  # begins the reason of every test that is skipped for want of the CPU
@@ -44,6 +45,7 @@ def take_for(monkeypatch, isa):
     """Let this package take the CPU for one with an instruction set; oneDNN is not told."""
     monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support(isa))
     monkeypatch.setattr(devices, "cpu_isa", lambda: isa)
-    monkeypatch.setattr(devices, "_bfloat16_gain", lambda: devices.Gain(2.0, "as AMD's"))
+    for module in (devices, state):
+        monkeypatch.setattr(module, "cpu_rates", lambda: rates_of(Cpu("AuthenticAMD", 26, 2), isa))
     monkeypatch.setattr(devices, "_warned", set())
     devices.require_bfloat16.cache_clear()

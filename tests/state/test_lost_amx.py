@@ -10,6 +10,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import _machine
+from gluon_amp.costs import rates_of
 from gluon_amp.dtypes import BFLOAT16, FLOAT32, cpu_isa, cpu_support
 from gluon_amp.state import devices
 
@@ -20,20 +21,20 @@ _BF16 = f"{_AVX512} avx512_vnni avx512_bf16"
 _AMX = f"{_BF16} amx_bf16 amx_tile"
 
 
-@pytest.mark.parametrize(("vendor", "family", "model", "flags", "ratios", "dtype", "said"), [
-    # the CPUs that were met, and what a convolution of 8 images takes in FP32 over what it takes in bfloat16 there
-    ("AuthenticAMD", 25, 1, "avx2", None, FLOAT32, "no BF16 instructions (AVX2)"),
-    ("AuthenticAMD", 25, 17, _BF16, None, BFLOAT16, "1.9 times as fast as FP32, AMD family 25, model 17"),
-    ("AuthenticAMD", 26, 2, _BF16, None, BFLOAT16, "1.7 times as fast as FP32, AMD family 26, model 2"),
-    ("GenuineIntel", 6, 85, f"{_AVX512} avx512_vnni", None, FLOAT32, "no BF16 instructions (AVX512_CORE_VNNI)"),
-    ("GenuineIntel", 6, 143, _AMX, None, BFLOAT16, "BF16 instructions (AVX512_CORE_AMX)"),
-    ("GenuineIntel", 6, 207, _AMX, None, BFLOAT16, "BF16 instructions (AVX512_CORE_AMX)"),
-    ("GenuineIntel", 6, 207, _BF16, None, FLOAT32, "0.6 times as fast as FP32, Intel family 6, model 207"),
-    # the same that are not known: 3x3 filters of 64, 128 and 256 channels, as they were timed on those CPUs
-    ("AuthenticAMD", 99, 0, _BF16, (1.96, 1.96, 1.97), BFLOAT16, "2.0 times as fast as FP32, measured now"),
-    ("GenuineIntel", 6, 255, _BF16, (0.5, 0.6, 0.7), FLOAT32, "0.6 times as fast as FP32, measured now"),
+@pytest.mark.parametrize(("vendor", "family", "model", "flags", "dtype", "said"), [
+    # the CPUs that were met
+    ("AuthenticAMD", 25, 1, "avx2", FLOAT32, "no BF16 instructions (AVX2)"),
+    ("AuthenticAMD", 25, 17, _BF16, BFLOAT16, "1.9 times as fast as FP32, AMD family 25, model 17"),
+    ("AuthenticAMD", 26, 2, _BF16, BFLOAT16, "1.9 times as fast as FP32, AMD family 26, model 2"),
+    ("GenuineIntel", 6, 85, f"{_AVX512} avx512_vnni", FLOAT32, "no BF16 instructions (AVX512_CORE_VNNI)"),
+    ("GenuineIntel", 6, 143, _AMX, BFLOAT16, "BF16 instructions (AVX512_CORE_AMX)"),
+    ("GenuineIntel", 6, 207, _AMX, BFLOAT16, "BF16 instructions (AVX512_CORE_AMX)"),
+    ("GenuineIntel", 6, 207, _BF16, FLOAT32, "0.6 times as fast as FP32, Intel family 6, model 207"),
+    # others of the same makers
+    ("AuthenticAMD", 99, 0, _BF16, BFLOAT16, "times as fast as FP32, as on the nearest CPU that was measured, AMD"),
+    ("GenuineIntel", 6, 255, _BF16, FLOAT32, "as fast as FP32, as on the nearest CPU that was measured, Intel"),
 ])
-def test_the_choice_on_each_kind_of_cpu(vendor, family, model, flags, ratios, dtype, said, monkeypatch):
+def test_the_choice_on_each_kind_of_cpu(vendor, family, model, flags, dtype, said, monkeypatch):
     cpuinfo = f"vendor_id : {vendor}\ncpu family : {family}\nmodel : {model}\nflags : {flags}\n\n"
     isa = cpu_isa(cpuinfo, {}, amx="amx" in flags)
     kind = _machine.cpu_kind(cpuinfo)
@@ -41,11 +42,8 @@ def test_the_choice_on_each_kind_of_cpu(vendor, family, model, flags, ratios, dt
     monkeypatch.setattr(_machine, "_outcome", [_machine.GRANTED] if "amx" in flags else [])
     for name in ("cpu_isa", "cpu_support"):
         monkeypatch.setattr(devices, name, lambda name=name: {"cpu_isa": isa, "cpu_support": cpu_support(isa)}[name])
-    found = iter([(ratio, 1.0) for ratio in (ratios or ()) * 2])
-    monkeypatch.setattr(devices, "time_in_both", lambda *args, **options: next(found))
-    devices._measured_gain.cache_clear()
+    monkeypatch.setattr(devices, "cpu_rates", devices.cpu_rates.__wrapped__)
     chosen = devices.support("cpu")
-    devices._measured_gain.cache_clear()
     assert chosen.dtype == dtype
     assert said in chosen.reason
 
@@ -67,13 +65,14 @@ class TestAmx:
 
     @pytest.fixture
     def timings(self, monkeypatch):
-        """Let an unknown CPU's probe find these milliseconds of a layer in FP32 and bfloat16; return what was asked."""
+        """Let the probe of an unknown CPU find milliseconds in FP32 and bfloat16; return the list of its questions."""
         asked = []
 
         def pretend(fp32, low, isa="AVX512_CORE_AMX"):
             monkeypatch.setattr(devices, "time_in_both", lambda *args, **options: asked.append(args) or (fp32, low))
             monkeypatch.setattr(_machine, "cpu_kind", lambda: _machine.Cpu("GenuineIntel", 6, 1))
             monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support(isa))
+            monkeypatch.setattr(devices, "cpu_rates", lambda: rates_of(_machine.cpu_kind(), isa))
             return asked
         return pretend
 
@@ -116,7 +115,7 @@ class TestAmx:
         for _ in range(3):
             assert (devices.lost_amx() is None) == runs
         # a gain is measured again before it is believed
-        assert len(asked) == len(devices._PROBED) * (2 if fp32 > 1.3 * low else 1)
+        assert len(asked) == len(devices._PROBED) * (2 if fp32 > 2.5 * low else 1)
         assert devices.support("cpu").dtype == (BFLOAT16 if runs else FLOAT32)
 
     def test_the_choice_follows_and_a_warning_says_what_to_do(self, timings):
@@ -137,29 +136,16 @@ class TestAmx:
         assert (found.dtype, found.native, found.amx) == (BFLOAT16, False, False)
         assert found.reason.endswith("before gluon_amp was imported: bfloat16 is slower than FP32")
 
-    @pytest.mark.parametrize(("fp32", "low", "dtype"), [
-        (1.0, 0.5, BFLOAT16), (0.55, 1.0, FLOAT32), (1.0, 1.0, FLOAT32), (1.1, 1.0, FLOAT32)])
-    def test_bf16_instructions_that_are_no_faster_are_not_chosen(self, timings, fp32, low, dtype):
-        asked = timings(fp32, low, "AVX512_CORE_BF16")
-        for _ in range(3):
-            assert devices.support("cpu").dtype == dtype
-        assert len(asked) == len(devices._PROBED) * (2 if dtype == BFLOAT16 else 1)
-        amp.init()
-        assert amp.active_dtype() == (dtype if dtype == BFLOAT16 else None)
-
-    def test_a_busy_machine_does_not_make_them_fast(self, monkeypatch):
+    def test_a_busy_machine_does_not_make_tiles_run(self, monkeypatch):
         found = iter([(5.0, 1.0)] * 3 + [(0.5, 1.2)] * 3)
         monkeypatch.setattr(devices, "time_in_both", lambda *args, **options: next(found))
-        monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_BF16"))
-        monkeypatch.setattr(_machine, "cpu_kind", lambda: _machine.Cpu("unknown CPU", -1, -1))
         assert devices._measured_gain() == 0.5
-        assert devices.support("cpu").dtype == FLOAT32
 
     def test_they_run_where_they_are_asked_for_and_a_warning_says_that_they_are_slow(self, timings):
-        timings(0.55, 1.0, "AVX512_CORE_BF16")
+        timings(1.0, 1.0, "AVX512_CORE_BF16")
         with pytest.warns(UserWarning, match=r"will be slow on the cpu: this CPU has BF16 instructions \(.*\) "
                                              r"that are no faster than its FP32 ones \(bfloat16: 0\.6 times as fast as "
-                                             r"FP32, measured now\): bfloat16 is slower than FP32"):
+                                             r"FP32, as on .*\): bfloat16 is slower than FP32"):
             amp.init("bfloat16")
         assert amp.active_dtype() == BFLOAT16
 

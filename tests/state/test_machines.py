@@ -70,7 +70,7 @@ def init(*dtype):
     amp.init(*dtype)
     return run(net)
 
-found["gain"] = devices._bfloat16_gain().times if amp.dtypes.cpu_support().dtype == "bfloat16" else 0
+found["gain"] = devices.cpu_rates().gain if amp.dtypes.cpu_support().dtype == "bfloat16" else 0
 noted("default", init)
 noted("bfloat16", lambda: init("bfloat16"))
 noted("bfloat16 again", lambda: init("bfloat16"))
