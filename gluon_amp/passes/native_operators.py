@@ -21,15 +21,15 @@ from math import inf, prod
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
-from ..graph import Consumers, Entry, Graph, Node, subgraphs_of
+from ..graph import WISHES, Consumers, Entry, Graph, Node, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set
-from ..rules import NEUTRAL, Cause, Rule
+from ..rules import FP32, NEUTRAL, Cause, Decision, Rule
 from ..rules.shapes import BLOCK, has_avx2_kernel, pools_out_of_order, pools_to_means, values_behind
 from ..rules.tables.groups import SOFTMAX
 from . import channels_last, native_attention, native_recurrent
 from .activations import HARD_SWISH
 from .context import Context
-from .precisions import propagate_dtypes, unknown_forward
+from .precisions import plan_outputs, propagate_dtypes, unknown_forward
 
 _MANY_ROWS = 16  # of a dense layer's data, from which on MXNet's product of matrices is the slower one
 _NARROW = 16  # values in a row, below which they cannot be vectorised
@@ -152,9 +152,12 @@ def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
     MXNet's takes data of one dimension for a column.
     """
     data, weight = shapes
-    rows = data[:1] if is_set(node.attrs, "flatten", True) else data[:-1]
-    return (len(data) > 1 and prod(rows) >= _MANY_ROWS and prod(weight) >= REPLACEMENTS["FullyConnected"].least
+    return (len(data) > 1 and _rows(node, data) >= _MANY_ROWS and prod(weight) >= REPLACEMENTS["FullyConnected"].least
             and not node.inputs[0].node.is_variable)
+
+
+def _rows(node: Node, data: Sequence[int]) -> int:
+    return prod(data[:1] if is_set(node.attrs, "flatten", True) else data[:-1])
 
 
 def _is_slow_sum(node: Node, consumers: Consumers) -> bool:
@@ -259,6 +262,8 @@ NATIVE = (frozenset(each.op for each in REPLACEMENTS.values()) | {native_attenti
 
 def native_operators(graph: Graph, context: Context) -> int:
     """Replace the operators that run faster in C++; return how many."""
+    if context.target == BFLOAT16:
+        _widen_thin_layers(graph, context)
     unknown = unknown_forward(graph)
     fused = native_attention.fuse_attention(graph, context, unknown)
     consumers = Consumers(graph)
@@ -275,6 +280,25 @@ def native_operators(graph: Graph, context: Context) -> int:
     if context.target == BFLOAT16:
         propagate_dtypes(graph, context)
     return len(found) + fused
+
+
+def _widen_thin_layers(graph: Graph, context: Context) -> None:
+    """Train dense layers of few rows in FP32: a cast of the weight, and of its gradient, costs more than it saves.
+
+    The weight would also be kept twice: AlexNet took 1.4 times the memory of FP32.
+    """
+    if not (context.facts.trains and context.facts.recorded and context.device.mixes):
+        return
+    consumers = Consumers(graph)
+    for node in graph.operators():
+        if node.op == "FullyConnected" and Entry(node).dtype == BFLOAT16 and node.decided.cause not in WISHES:
+            (data, weight), least = node.inputs[:2], REPLACEMENTS["FullyConnected"].least
+            if (data.shape and weight.node.is_variable and consumers.is_read_once(weight) and _weights(node) >= least
+                    and _rows(node, data.shape) < _MANY_ROWS):
+                node.decision = Decision(FP32, Cause.DEVICE, f"a cast of its weight takes longer than {BFLOAT16} saves "
+                                                             "for few rows")
+                plan_outputs(node, context)
+    propagate_dtypes(graph, context)
 
 
 def _replace(graph: Graph, node: Node, by: Replacement, context: Context) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 from math import inf
 
 import pytest
-from graphs import graph, rewrite, variable
+from graphs import graph, op, rewrite, variable
 from test_channels_last import block, blocks, conv, norm, plain
 
 from gluon_amp import costs
@@ -16,7 +16,7 @@ from gluon_amp.costs import CALL, CAST, KERNELS, OPERATORS, TRANSPOSE, Kernel, L
 from gluon_amp.graph import Entry, Node
 from gluon_amp.passes import kernels
 from gluon_amp.passes.channels_last import NATIVE
-from gluon_amp.rules import Cause, Device, Policy
+from gluon_amp.rules import LOWER, Cause, Device, Policy, Rule
 
 INTEL, AMD, NONE = Cpu("GenuineIntel", 6, 207), Cpu("AuthenticAMD", 25, 17), Cpu("another", 1, 1)
 WIDE = (2, 16, 6, 6)
@@ -146,3 +146,20 @@ def test_what_mxnet_has_no_good_kernels_for_runs_in_cpp(device, groups, channels
 
 def test_nothing_is_chosen_for_variables():
     assert planned(Entry(variable("x", WIDE)), None) == {}
+
+
+@pytest.mark.parametrize(("rows", "uses", "settings", "dtype"), [
+    (8, 1, {}, "float32"), (16, 1, {}, "bfloat16"),
+    (8, 2, {}, "bfloat16"),  # as in a cell that is unrolled, whose weight is cast once for all steps
+    (8, 1, {"trains": False}, "bfloat16"), (8, 1, {"device": Device(16)}, "bfloat16"),
+    (8, 1, {"policy": Policy("bfloat16", {"FullyConnected": (Rule(LOWER, cause=Cause.USER_LIST),)})}, "bfloat16")])
+def test_dense_layers_of_few_rows_train_in_fp32(rows, uses, settings, dtype):
+    """A cast of the weight, and of its gradient, takes longer than bfloat16 saves; both would be kept twice."""
+    weight, data = variable("weight", (1024, 1024)), variable("data", (rows, 1024))
+    heads = [Entry(op("FullyConnected", f"dense{number}", data, weight, shape=(rows, 1024), num_hidden=1024, no_bias=True))
+             for number in range(uses)]
+    made = graph(*heads)
+    settings = {"policy": Policy("bfloat16"), "device": Device(16, mixes=True), "trains": True, "keep_outputs": False,
+                "native": frozenset({"_gluon_amp_dense"}), **settings}
+    rewrite(made, settings.pop("policy"), settings.pop("device"), check=True, **settings)
+    assert {node.name: Entry(node).dtype for node in made.operators()}["dense0"] == dtype
