@@ -156,8 +156,8 @@ def test_nothing_is_chosen_for_variables():
 def test_dense_layers_of_few_rows_train_in_fp32(rows, uses, settings, dtype):
     """A cast of the weight, and of its gradient, takes longer than bfloat16 saves; both would be kept twice."""
     weight, data = variable("weight", (1024, 1024)), variable("data", (rows, 1024))
-    heads = [Entry(op("FullyConnected", f"dense{number}", data, weight, shape=(rows, 1024), num_hidden=1024, no_bias=True))
-             for number in range(uses)]
+    heads = [Entry(op("FullyConnected", f"dense{number}", data, weight, shape=(rows, 1024), num_hidden=1024,
+                      no_bias=True)) for number in range(uses)]
     made = graph(*heads)
     settings = {"policy": Policy("bfloat16"), "device": Device(16, mixes=True), "trains": True, "keep_outputs": False,
                 "native": frozenset({"_gluon_amp_dense"}), **settings}
