@@ -21,6 +21,7 @@ from ..graph.decision import WISHES
 from ..rules import KEEP, Decision
 from ..rules.shapes import is_of_volumes
 from .context import Concern, Context
+from .gradients import LOOP, asked_of_loops
 from .precisions import decide, plan_outputs, propagate_dtypes
 
 _LOWEST = {FLOAT16: -65504.0}
@@ -254,7 +255,7 @@ def _rows(*chosen: GradientFix) -> _Rows:
 _IN_GRAPHS = _rows(*(row for row in FIXES if row.in_graphs))
 _IN_CALLS = _rows(*(row for row in FIXES if row.in_calls and not row.behind_casts))
 _BEHIND_CASTS = _rows(*(row for row in FIXES if row.behind_casts))
-CONCERNED = frozenset(_IN_GRAPHS)  # the operators in graphs that some row is about
+CONCERNED = frozenset((*_IN_GRAPHS, LOOP))  # the operators in graphs that may give wrong gradients
 # those of which some row is about gradients of inference
 DEPEND_ON_MODE = frozenset(op for row in FIXES if row.evaluating for op in row.ops)
 
@@ -270,7 +271,8 @@ def concerns_of(graph: Graph, is_asked: Callable[[str], bool], evaluates: bool) 
 
     return frozenset(Concern(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
                      if _is_concerned(node, row, of, evaluates)
-                     and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of]))
+                     and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of])
+                     ).union(asked_of_loops(graph, reaches))
 
 
 def _variables_before(entry: Entry) -> Iterator[str]:

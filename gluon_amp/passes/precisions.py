@@ -84,7 +84,7 @@ def decide(node: Node, context: Context) -> Decision:
         return IN_INT8
     decision = context.decide(node.op, node.attrs, _data_shape(node))
     for position, entry in enumerate(node.inputs) if may_lower(decision) else ():
-        value = _constant(entry) if position not in decision.fp32_inputs and context.is_float(entry) else None
+        value = constant(entry) if position not in decision.fp32_inputs and context.is_float(entry) else None
         if value is not None and not FORMATS[context.target].holds(value):
             return in_fp32(decision, f"{context.target} cannot hold the constant {value:g} that it reads")
     return decision
@@ -200,22 +200,23 @@ _ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
     **dict.fromkeys(("_plus_scalar", "_npi_add_scalar"), arithmetic.add),
     **dict.fromkeys(("_minus_scalar", "_npi_subtract_scalar"), arithmetic.sub),
     **dict.fromkeys(("_mul_scalar", "_npi_multiply_scalar"), arithmetic.mul),
+    **dict.fromkeys(("negative", "_npi_negative"), lambda value, _: -value),
     **dict.fromkeys(("_div_scalar", "_npi_true_divide_scalar"), lambda value, by: value / by if by else value)}
 _PASSING = ("Reshape", "_np_reshape", "_npx_reshape", "expand_dims", "squeeze", "broadcast_to", "broadcast_like",
-            "_npi_broadcast_to", "tile", "negative", "BlockGrad", "_copy")
+            "_npi_broadcast_to", "tile", "BlockGrad", "_copy")
 
 
-def _constant(entry: Entry) -> float | None:
-    """Return the value of a tensor that is one constant, its sign aside; None for all others."""
+def constant(entry: Entry) -> float | None:
+    """Return the value of a tensor that is one constant; None for all others."""
     node = entry.node
     if node.op in _FILLED:
         return _FILLED[node.op]
     if node.op in _FILLED_WITH:
         return number(node.attrs.get(constants_of(node.op)[0]))
     if node.op in _PASSING:
-        return _constant(node.inputs[0])
+        return constant(node.inputs[0])
     if node.op in _ARITHMETIC:
-        first, second = _constant(node.inputs[0]), number(node.attrs.get("scalar"))
+        first, second = constant(node.inputs[0]), number(node.attrs.get("scalar", "0"))
         return None if first is None or second is None else _ARITHMETIC[node.op](first, second)
     return None
 

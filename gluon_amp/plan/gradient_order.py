@@ -16,6 +16,7 @@ from .._mxnet.invoke import UpstreamCachedOp
 from .._mxnet.symbols import from_graph
 from ..dtypes import FLOAT32
 from ..graph import Graph, Node, Role, cast_nodes
+from ..passes.gradients import is_scale
 from .planner import Plan
 
 _POSITIONS = ("data_indices", "param_indices")  # flags of cached ops that are positions of inputs
@@ -54,7 +55,9 @@ def cached_op(plan: Plan, flags: Flags) -> UpstreamCachedOp:
 
 def put_last_weights_first(graph: Graph) -> bool:
     """Let the first input come after the weights that are cast, the last one first; return whether there are any."""
-    first, *_ = graph.variables()
+    first, *others = graph.variables()
+    for node in others:  # which a pass may have put in the program's order
+        node.after = [] if not is_scale(node) else node.after
     weights = [source for source in map(_cast_variable, cast_nodes(graph)) if source not in (None, first)]
     first.after = list(dict.fromkeys(reversed(weights)))
     return bool(first.after)

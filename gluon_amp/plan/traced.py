@@ -10,7 +10,7 @@ from .. import native
 from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import FLOAT16
 from ..eager.custom_operators import inputs_with_own_gradient
-from ..graph import Graph, Node, subgraphs_of
+from ..graph import Graph, Node, has_control_flow, subgraphs_of
 from ..graph.attrs import CONVERSION, region
 from ..passes import Concern, Shaped
 from ..passes.channels_last import may_gain
@@ -57,7 +57,7 @@ class Traced:
     @cached_property
     def depends_on_recording(self) -> bool:
         """Tell whether it runs otherwise where no gradients are asked for."""
-        return (bool(self.own_gradients) or self.has_defects
+        return (bool(self.own_gradients) or self.has_defects or has_control_flow(self.graph)
                 or any(replacement_of(node) is not None for node in self.graph.operators()))
 
     @cached_property
