@@ -8,7 +8,7 @@ from .._mxnet.invoke import Invocation, handle_of, registered_operators
 from ..dtypes import BFLOAT16
 from ..graph.attrs import TYPE_FLAGS
 from ..rules import ANY_DEVICE, KEEP, Decision, Device, Policy
-from ..rules.decision import SWITCHED_OFF
+from ..rules.decision import SWITCHED_OFF, square_of
 
 _ARITHMETIC = ("add", "sub", "mul", "div")
 _UNTOUCHED = {"amp_cast", "amp_multicast"}
@@ -43,6 +43,9 @@ class EagerPolicy:
 
     def decide(self, operator: Operator, call: Invocation) -> Decision:
         """Return the rule of a call."""
+        square = square_of(operator.name, *map(id, call.inputs))
+        if square is not None and operator.name not in self.policy.overrides:
+            return self.rule_of(square, {}, call.inputs[0].shape)
         if operator.rule is not None:
             return operator.rule
         return self.rule_of(operator.name, call.attrs(), call.inputs[0].shape)
