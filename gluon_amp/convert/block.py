@@ -11,7 +11,7 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
 from .. import checks
 from .._mxnet import blocks
-from .._mxnet.arrays import cast_arrays, first_array, is_recorded
+from .._mxnet.arrays import cast_arrays, first_array, needs_gradient
 from .._mxnet.symbols import NumpySymbol, to_graph
 from ..aliases import NO_TUNING, also, answers
 from ..dtypes import BFLOAT16, FLOAT32
@@ -74,7 +74,7 @@ class ConvertedBlock(SymbolBlock):
         return blocks.call_symbol_block(self, arguments)
 
     def _refuse_gradients(self, arguments: Sequence[Any]) -> None:
-        if not self._spoilt.keys().isdisjoint(self._inputs) and any(map(is_recorded, flat(arguments))):
+        if not self._spoilt.keys().isdisjoint(self._inputs) and any(map(needs_gradient, flat(arguments))):
             raise StateError("expected data that needs no gradient: MXNet gives zeros behind the fused operators of a "
                              "converted network. Convert it with disable_passes=['fuse'], or call it in "
                              "autograd.pause() where its gradient is not needed")
