@@ -73,7 +73,7 @@ def _change_holders(graph: Graph, change: Callable[[Graph, Node, bool], int], is
     for node in graph.operators():
         if node.op in BODIES:
             parts = subgraphs_of(node)
-            for part, reads in _inputs_of_bodies(node):
+            for part, reads in inputs_of_bodies(node):
                 for variable, entry in zip(parts[part].variables(), reads):
                     variable.dtypes = [_dtype(entry)]
             count = sum(_change_holders(parts[part], change, is_inner=True) for part in BODIES[node.op])
@@ -83,7 +83,7 @@ def _change_holders(graph: Graph, change: Callable[[Graph, Node, bool], int], is
     return total
 
 
-def _inputs_of_bodies(node: Node) -> Iterator[tuple[int, list[Entry]]]:
+def inputs_of_bodies(node: Node) -> Iterator[tuple[int, list[Entry]]]:
     """Yield the bodies of a loop or branch, by their position, with what their variables stand for."""
     if node.op in _READS:
         for name, part in _READS[node.op].items():

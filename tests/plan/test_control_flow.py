@@ -337,6 +337,51 @@ def test_a_state_that_is_infinite_spoils_no_gradient():
     assert data.grad.asnumpy().tolist() == [4, 4]
 
 
+class Biased(HybridBlock):
+    """A dense layer in the body of a loop, whose weight is frozen."""
+
+    def __init__(self, kind):
+        super().__init__(prefix="biased_")
+        self.kind = kind
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(SIZE, SIZE), grad_req="null")
+            self.bias = self.params.get("bias", shape=(SIZE,))
+
+    def hybrid_forward(self, F, data, weight, bias):
+        def layer(one):
+            return F.tanh(F.FullyConnected(one, weight, bias, num_hidden=SIZE))
+        if self.kind == "foreach":
+            return F.contrib.foreach(lambda one, state: (layer(one) + state, one), data, F.zeros((4, SIZE)))[0]
+        if self.kind == "cond":
+            return cond(F, data, -1e4, lambda: layer(F.reshape(data, (-1, SIZE))), lambda: F.reshape(data, (-1, SIZE)))
+        first = F.reshape(F.slice_axis(data, axis=0, begin=0, end=1), (-1, SIZE))
+        return F.contrib.while_loop(lambda count, _: count < 2, lambda count, one: ([], [count + 1, layer(one)]),
+                                    [F.zeros(shape=(1,)), first], max_iterations=2)[1][1]
+
+
+@pytest.mark.parametrize("kind", ["foreach", "while_loop", "cond"])
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+def test_biases_beside_frozen_weights_in_bodies_get_their_gradients(dtype, bound, kind):
+    data = mx.nd.array(np.random.RandomState(0).normal(size=(3, 4, SIZE)))
+
+    def gradient(net):
+        net.bias.grad()[:] = 7
+        spoil_memory()
+        with autograd.record():
+            loss = (net(data) ** 2).sum()
+        loss.backward()
+        return {"bias": net.bias.grad().asnumpy()}
+
+    whole = filled(Biased(kind), np.random.RandomState(1))
+    whole.weight.grad_req = "write"  # without it MXNet's gradient is wrong outside of graphs, too
+    expected = gradient(whole)
+    net = filled(Biased(kind), np.random.RandomState(1))
+    amp.init(dtype)
+    net.hybridize()
+    for _ in range(2):
+        assert wrong(expected, gradient(net), bound) == {}
+
+
 class Convolutions(HybridBlock):
     """A loop over images between two convolutions, of which its body is, or begins or ends with, another one.
 
