@@ -1,9 +1,12 @@
 """How far results are from others, and how few changes are enough for them."""
 from __future__ import annotations
 
-from typing import Callable, Sequence, TypeVar
+from numbers import Real
+from typing import Any, Callable, Sequence, TypeVar
 
 import numpy as np
+
+from .errors import PolicyError, expected
 
 Item = TypeVar("Item")
 Condition = Callable[[Sequence[Item]], bool]
@@ -61,3 +64,31 @@ def _pruned(kept: list[Item], holds: Condition) -> list[Item]:
             break
         size = max(min(size, len(kept)) // 2, 1)
     return kept
+
+
+def measured(metric: Any, net: Any) -> float:
+    """Return the number that a metric gives for a network.
+
+    It is a function of the network, or a metric of MXNet's with data and labels, of a DataLoader or a DataIter. A
+    function may also return an array of one number, or a name and a number, as ``EvalMetric.get`` does.
+    """
+    value = given = _judged(metric[0], metric[1], net) if isinstance(metric, (tuple, list)) else metric(net)
+    if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], str):
+        value = value[1]
+    if hasattr(value, "asnumpy"):
+        value = value.asnumpy()
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    if not isinstance(value, (Real, np.bool_)):
+        raise PolicyError(expected("a number, an array of one, or a name and a number", "the result of metric", given))
+    return float(value)
+
+
+def _judged(judge: Any, batches: Any, net: Any) -> Any:
+    judge.reset()
+    if hasattr(batches, "reset"):
+        batches.reset()
+    for batch in batches:
+        data, labels = (batch.data, batch.label) if hasattr(batch, "label") else (batch[:1], batch[1:])
+        judge.update(labels, [net(*data)])
+    return judge.get()

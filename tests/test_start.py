@@ -439,3 +439,11 @@ def test_a_pip_that_does_not_know_the_wheels_is_told_so(version, refused, tmp_pa
     assert ("Run: python -m pip install --upgrade pip" in done.stderr) is refused
     assert done.returncode == refused
     assert refused or done.stdout.split()[-1] == gluon_amp.__version__
+
+
+def test_extras_do_not_lift_numpy_beyond_what_mxnet_imports():
+    """Before NumPy 1.24 the names that MXNet uses were there; what needs NumPy would take the newest."""
+    extras = (REPOSITORY / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    for extra in extras.split("\n]"):
+        if any(f'"{name}' in extra for name in ("matplotlib", "onnx", "scikit-learn", "opencv", "gluoncv")):
+            assert "\"numpy<1.24; python_version < '3.12'\"" in extra or '"onednn' in extra, extra

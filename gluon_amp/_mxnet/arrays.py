@@ -10,7 +10,7 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Mutab
 import mxnet as mx
 import numpy as np
 from mxnet import Context, autograd, nd
-from mxnet.base import _LIB, check_call
+from mxnet.base import _LIB, SymbolHandle, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
@@ -58,13 +58,28 @@ def wait_for_statistics() -> None:
     mx.nd.waitall()
 
 
+# Of arrays without a gradient that recorded operators read beside others, by the name that MXNet gives them.
+_WITHOUT_GRADIENT = "null"
+
+
 def is_recorded(array: Any) -> bool:
     """Tell whether backward would ask for an array's gradient: of one with a buffer, or computed from such ones."""
-    handle = ctypes.c_void_p()
+    symbol = _history(array)
+    return symbol is not None and not (symbol.name or "").startswith(_WITHOUT_GRADIENT)
+
+
+def needs_gradient(array: Any) -> bool:
+    """Tell the same of arrays that may also be computed from ones without a gradient that are part of a recording."""
+    symbol = _history(array)
+    return symbol is not None and not all(name.startswith(_WITHOUT_GRADIENT) for name in symbol.list_inputs())
+
+
+def _history(array: Any) -> mx.sym.Symbol | None:
+    """Return what an array was computed by, as far as it was recorded."""
+    handle = SymbolHandle()
     if not isinstance(array, NDArray) or _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(handle)) != 0:
-        return False
-    # An array that a recorded operator has read is a variable there, also without a buffer.
-    return mx.sym.Symbol(handle).get_children() is not None or array.grad is not None
+        return None
+    return mx.sym.Symbol(handle)
 
 
 def load_library(path: Path) -> None:

@@ -12,7 +12,7 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
 from .. import checks
 from .._mxnet import blocks
-from .._mxnet.arrays import cast_arrays, first_array, is_recorded
+from .._mxnet.arrays import cast_arrays, first_array, needs_gradient
 from .._mxnet.symbols import NumpySymbol, to_graph
 from ..dtypes import BFLOAT16, FLOAT32, INT8
 from ..errors import GraphError, StateError
@@ -55,7 +55,7 @@ class ConvertedBlock(SymbolBlock):
         """
         gives_none = not self._spoilt.keys().isdisjoint(self._inputs)  # no gradients of the data
         if autograd.is_recording():
-            if gives_none and any(map(is_recorded, flat([x, *args]))):
+            if gives_none and any(map(needs_gradient, flat([x, *args]))):
                 raise StateError("expected data that needs no gradient: MXNet gives zeros behind the fused operators "
                                  "of a converted network. Convert it with disable_passes=['fuse'], or call it in "
                                  "autograd.pause() where its gradient is not needed")

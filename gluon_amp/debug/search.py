@@ -15,7 +15,7 @@ from mxnet.gluon import Block
 from .. import checks
 from ..aliases import also
 from ..errors import PolicyError, StateError, expected
-from ..metrics import fewest, relative_error
+from ..metrics import fewest, measured, relative_error
 from ..progress import progress_bar
 from ..rules import Device, Policy
 from ..session import hooks
@@ -31,7 +31,7 @@ _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itsel
 
 @also(dtype="target_dtype")
 def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
-                      metric: Callable[[Block], float] | None = None, budget: float | None = None,
+                      metric: Callable[[Block], Any] | tuple[Any, Any] | None = None, budget: float | None = None,
                       greater_is_better: bool = True, target_dtype: object = None, train_mode: bool = False,
                       progress: bool = True) -> Policy:
     """Find a small set of operators to keep in FP32 so that a network is as accurate as wanted, cheaply.
@@ -50,8 +50,9 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
         The arguments of its call, for the ranking and for ``max_error``.
     max_error : float, optional
         The most that any output may differ from FP32, as the 2-norm of the difference over that of FP32.
-    metric : callable, optional
-        In place of ``max_error``: takes the network and returns a number, such as its accuracy on validation data.
+    metric : callable or pair, optional
+        In place of ``max_error``: takes the network and returns a number, such as its accuracy on validation data; or
+        a metric of MXNet's with a DataLoader or DataIter, ``(mx.metric.Accuracy(), loader)``.
     budget : float, optional
         How much worse than in FP32 the metric may be.
     greater_is_better : bool
@@ -100,7 +101,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
             return [array.asnumpy().astype("float64") for array in float_arrays(net(*arguments))]
 
     with hooks.kept_in_place(), progress_bar(desc="search", unit="run", shown=progress) as bar:
-        trials = _Trials(net, outputs if metric is None else lambda: [float(metric(net))],
+        trials = _Trials(net, outputs if metric is None else lambda: [measured(metric, net)],
                          _distance if metric is None else _lost if greater_is_better else lambda a, b: _lost(b, a),
                          limit, base, device, state.devices, bar)
         if trials.hold(()):
@@ -122,6 +123,8 @@ def _limit(max_error: float | None, metric: Any, budget: float | None) -> float:
         given = [name for name, value in (("max_error", max_error), ("metric", metric), ("budget", budget))
                  if value is not None]
         raise PolicyError(f"expected either max_error, or metric and budget, received {', '.join(given) or 'neither'}")
+    if metric is not None and not callable(metric) and not (isinstance(metric, (tuple, list)) and len(metric) == 2):
+        raise PolicyError(expected("a function of the network, or a metric of MXNet's with data", "metric", metric))
     name, value = ("budget", budget) if max_error is None else ("max_error", max_error)
     if value is None or not checks.is_number(value) or not 0 <= value < math.inf:
         raise PolicyError(expected("a number, 0 or above", name, value))

@@ -13,6 +13,7 @@ from .edit import (
     inline_cached_ops,
     named_by,
     operator,
+    put_in_order,
     redirect,
     set_subgraphs,
     subgraphs_of,
@@ -21,4 +22,4 @@ from .graph import VARIABLE, WISHES, Cause, Decision, Entry, Graph, Node, Role, 
 
 __all__ = ["BODIES", "CAST", "MULTICAST", "VARIABLE", "WISHES", "Cause", "Consumers", "Decision", "Entry", "Graph",
            "Node", "Role", "cast", "cast_nodes", "has_control_flow", "identity", "inline_cached_ops", "named_by",
-           "operator", "redirect", "set_subgraphs", "subgraphs_of", "unique_name"]
+           "operator", "put_in_order", "redirect", "set_subgraphs", "subgraphs_of", "unique_name"]

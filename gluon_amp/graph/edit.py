@@ -85,6 +85,13 @@ def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:
     graph.heads = [target(head) for head in graph.heads]
 
 
+def put_in_order(graph: Graph, variables: Sequence[Node]) -> None:
+    """Let a graph have its inputs in an order."""
+    if graph.variables() != variables:
+        for node, later in zip(variables, variables[1:]):
+            later.after = [node]
+
+
 def inline_cached_ops(graph: Graph) -> Graph:
     """Replace every ``_CachedOp`` by the operators that it runs; return the graph."""
     # MXNet's own partitioners make such nodes. Their text holds their operators, which MXNet does not read out of it: a

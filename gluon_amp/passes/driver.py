@@ -26,7 +26,7 @@ from .channels_last import channels_last, trains_in_cpp
 from .context import Context
 from .float16 import imitate, is_imitated
 from .gradient_fixes import gradient_fixes
-from .gradients import branch_gradients, carry_scale, has_own_gradients, split_concat
+from .gradients import branch_gradients, carry_scale, has_own_gradients, loop_gradients, split_concat
 from .identities import identities, may_lose_gradients
 from .inference import cast_params_offline, drop_training, fold_batch_norm, fuse, has_int8, prepare_int8
 from .native_operators import are_available, native_operators
@@ -80,11 +80,15 @@ PASSES: tuple[Pass, ...] = (
     Pass(shape_operands, "operands that are read for their shape only are not computed", applies=_always, is_step=True),
     Pass(branch_gradients, "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
          applies=_records, required="without it whatever is in memory would be taken for those gradients"),
+    Pass(loop_gradients, "the gradient of a loop's state is asked for, and without a step those of all else are zero",
+         applies=_records, required="without it whatever is in memory would be taken for those gradients",
+         after=("branch_gradients",)),
     Pass(split_concat, "the gradients of joined feature maps come in a layout that MXNet can split", applies=_records,
          required="without it MXNet would end the process"),
     Pass(assign_dtypes, "every operator gets a precision", applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out",
-         after=("fold_batch_norm", "fold_padding", "shape_operands", "branch_gradients", "split_concat")),
+         after=("fold_batch_norm", "fold_padding", "shape_operands", "branch_gradients", "loop_gradients",
+                "split_concat")),
     Pass(hard_swish, "values times their hard sigmoid are one operator in C++", (TRAINING, CONVERTED), applies=may_fuse,
          after=("assign_dtypes",)),
     Pass(channels_last, "chains of convolutions that MXNet runs slowly train with the channels last, in C++",

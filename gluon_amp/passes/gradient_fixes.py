@@ -20,6 +20,7 @@ from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
 from ..rules import KEEP, Decision
 from ..rules.shapes import is_of_volumes
 from .context import Concern, Context
+from .gradients import asked_of_loops, inputs_of_bodies
 from .precisions import decide, plan_outputs, propagate_dtypes
 
 _LOWEST = {FLOAT16: -65504.0}
@@ -253,7 +254,7 @@ def _rows(*chosen: GradientFix) -> _Rows:
 _IN_GRAPHS = _rows(*(row for row in FIXES if row.in_graphs))
 _IN_CALLS = _rows(*(row for row in FIXES if row.in_calls and not row.behind_casts))
 _BEHIND_CASTS = _rows(*(row for row in FIXES if row.behind_casts))
-CONCERNED = frozenset(_IN_GRAPHS)  # the operators in graphs that some row is about
+CONCERNED = frozenset((*_IN_GRAPHS, *BODIES))  # the operators in graphs that may give wrong gradients
 # those of which some row is about gradients of inference
 DEPEND_ON_MODE = frozenset(op for row in FIXES if row.evaluating for op in row.ops)
 
@@ -269,7 +270,18 @@ def concerns_of(graph: Graph, is_asked: Callable[[str], bool], evaluates: bool) 
 
     return frozenset(Concern(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
                      if _is_concerned(node, row, of, evaluates)
-                     and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of]))
+                     and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of])
+                     ).union(asked_of_loops(graph, reaches), *(
+                         concerns_of(body, {one.name for one, entry in zip(body.variables(), reads) if reaches(entry)
+                                            }.__contains__, evaluates) for body, reads in _bodies(graph)))
+
+
+def _bodies(graph: Graph) -> Iterator[tuple[Graph, list[Entry]]]:
+    """Yield the bodies of a graph's loops and branches, with what their variables stand for."""
+    for node in graph.operators():
+        if node.op in BODIES:
+            parts = subgraphs_of(node)
+            yield from ((parts[part], reads) for part, reads in inputs_of_bodies(node))
 
 
 def _variables_before(entry: Entry) -> Iterator[str]:
@@ -299,7 +311,7 @@ def gradient_fixes(graph: Graph, context: Context) -> int:
         _settle(node, served, context)
     if made:
         propagate_dtypes(graph, context)
-    return count + sum(_fix_bodies(node, evaluates) for node in graph.operators() if node.op in BODIES)
+    return count + sum(_fix_bodies(node, context) for node in graph.operators() if node.op in BODIES)
 
 
 def fix_behind_casts(graph: Graph, role: Role = Role.HELPER) -> None:
@@ -337,13 +349,16 @@ def _settle(node: Node, served: Node, context: Context) -> None:
         plan_outputs(node, context)
 
 
-def _fix_bodies(node: Node, evaluates: bool) -> int:
-    """Fix the bodies of a loop or branch: of what is read there gradients are asked for, as far as is known."""
+def _fix_bodies(node: Node, context: Context) -> int:
+    """Fix the bodies of a loop or branch."""
+    def applies(inner: Node, row: GradientFix, of: int) -> bool:
+        return row.without is None or Concern(inner.name, of) in context.facts.concerned
+
     parts = subgraphs_of(node)
     count = 0
     for position in BODIES[node.op]:
-        count += _fix(parts[position], _IN_GRAPHS, lambda inner, row, of: row.without is None, evaluates)[0]
-        count += sum(_fix_bodies(inner, evaluates) for inner in parts[position].operators() if inner.op in BODIES)
+        count += _fix(parts[position], _IN_GRAPHS, applies, context.facts.evaluates)[0]
+        count += sum(_fix_bodies(inner, context) for inner in parts[position].operators() if inner.op in BODIES)
     if count:
         set_subgraphs(node, parts)
     return count

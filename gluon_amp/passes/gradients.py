@@ -6,6 +6,12 @@ and a tensor that both branches read counts as two, unless it is a variable. Eac
 
     cond(then(x), else(y))   ->   cond(then(x) + 0 * sum(y), else(y) + 0 * sum(x))
 
+``loop_gradients``: the backward pass of a ``while_loop`` does not write the gradient of a state from step to step where
+the state begins without one, and what the body reads gets whatever is in memory. A zero that has a gradient makes it be
+asked for. Without a step no gradient is written but those of states: a mask stands before all else that has one::
+
+    while_loop(state, w)   ->   while_loop(state - slice(concat(0, one element of w)), mask(w, cond(state)))
+
 ``split_concat``: MXNet cannot split a gradient that lies in blocks of 16 channels where the maps joined are not whole
 blocks: it raises "could not construct a sub-memory", or ends the process. Behind an operator that is not oneDNN's the
 gradient is plain::
@@ -20,21 +26,86 @@ backward pass of scaled losses is under way. Values stay as they are, and gradie
 """
 from __future__ import annotations
 
-from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import CAST, Entry, Graph, Node, Role, operator, redirect, set_subgraphs, subgraphs_of
-from ..graph.attrs import DTYPE, SHAPE, TYPE_FLAGS, integers, region_of
+import re
+from math import prod
+from operator import eq, ge, gt, le, lt, ne
+from typing import Callable, Iterator, Sequence
+
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from ..graph import (
+    BODIES,
+    CAST,
+    Entry,
+    Graph,
+    Node,
+    Role,
+    operator,
+    put_in_order,
+    redirect,
+    set_subgraphs,
+    subgraphs_of,
+)
+from ..graph.attrs import DTYPE, REGION_OFF, SHAPE, TYPE_FLAGS, integers, region_mark, region_of
 from ..rules.shapes import BLOCK
 from ..rules.tables.groups import ADDS_GRADIENT
-from .context import Context
+from .context import Concern, Context
+from .precisions import constant
 
 # The attributes that say which inputs those graphs of an operator read that have a backward pass, and where these are.
 _READS = {"_cond": {"then_input_locs": 1, "else_input_locs": 2}, "_while_loop": {"func_input_locs": 1}}
 _SCALE = "amp_loss_scale"
+LOOP = "_while_loop"
+_GIVES_NO_FLOATS = re.compile("^_np.*(equal|greater|less|logical|is(nan|inf|fin)|any|all|nonzero)|(shape|size)_array")
+_COMPARISONS = {
+    "lesser": lt, "less": lt, "lesser_equal": le, "less_equal": le, "greater": gt, "greater_equal": ge,
+    "not_equal": ne, "equal": eq}
+_FLOATS = (FLOAT16, FLOAT32, FLOAT64)
 
 
 def branch_gradients(graph: Graph, context: Context) -> int:
     """Complete what branches and loops read; return how many inputs were missing."""
-    return sum(_complete(node) for node in graph.operators() if node.op in _READS)
+    return _change_holders(graph, lambda graph, node, _: _complete(node) if node.op in _READS else 0)
+
+
+def _change_holders(graph: Graph, change: Callable[[Graph, Node, bool], int], is_inner: bool = False) -> int:
+    """Change the loops and branches of a graph, after those in their bodies; return the sum of what ``change`` does."""
+    total = 0
+    for node in graph.operators():
+        if node.op in BODIES:
+            parts = subgraphs_of(node)
+            for part, reads in inputs_of_bodies(node):
+                for variable, entry in zip(parts[part].variables(), reads):
+                    variable.dtypes = [_dtype(entry)]
+            count = sum(_change_holders(parts[part], change, is_inner=True) for part in BODIES[node.op])
+            if count:
+                set_subgraphs(node, parts)
+            total += count + change(graph, node, is_inner)
+    return total
+
+
+def inputs_of_bodies(node: Node) -> Iterator[tuple[int, list[Entry]]]:
+    """Yield the bodies of a loop or branch, by their position, with what their variables stand for."""
+    if node.op in _READS:
+        for name, part in _READS[node.op].items():
+            yield part, [node.inputs[location] for location in integers(node.attrs, name)]
+    else:
+        variables = [each for name in ("in_data_locs", "in_state_locs", "remain_locs")
+                     for each in integers(node.attrs, name)]
+        yield 0, [entry for _, entry in sorted(zip(variables, node.inputs), key=lambda pair: pair[0])]
+
+
+def _dtype(entry: Entry) -> str | None:
+    """Return the type of a tensor before precisions are assigned; in bodies, whose types MXNet does not tell, a guess.
+
+    None where nothing is known.
+    """
+    node = entry.node
+    if node.dtypes:
+        return node.dtypes[entry.output]
+    if "dtype" in node.attrs:
+        return node.attrs["dtype"]
+    types = set() if _GIVES_NO_FLOATS.search(node.op) else set(map(_dtype, node.inputs))
+    return types.pop() if len(types) == 1 else None
 
 
 def _complete(node: Node) -> int:
@@ -47,9 +118,9 @@ def _complete(node: Node) -> int:
 
 def _read_all(node: Node, part: Graph, name: str) -> int:
     """Let a graph of an operator read all of its inputs; return how many it did not."""
-    reads, dtype = integers(node.attrs, name), node.dtypes[-1] if node.dtypes else None
+    reads, dtype = integers(node.attrs, name), _dtype(Entry(node, node.num_outputs - 1))
     missing = [location for location, entry in enumerate(node.inputs)
-               if location not in reads and entry.dtype is not None and dtype is not None]
+               if location not in reads and _dtype(entry) is not None and dtype is not None]
     for location in missing:  # behind the last output, so that the variables are the last ones as well
         head, zero = part.heads[-1], _zero(part, node.inputs[location], str(dtype))
         part.heads[-1] = Entry(operator("broadcast_add", part.new_name(f"{head.node.name}_read"), [head, zero], head))
@@ -62,9 +133,119 @@ def _zero(part: Graph, entry: Entry, dtype: str) -> Entry:
     made = Entry(Node("null", part.new_name(f"{entry.node.name}_unread")))
     for op in ("zeros_like", "sum"):
         made = Entry(operator(op, part.new_name(f"{entry.node.name}_{op}"), [made], entry))
-    if entry.dtype == dtype:
+    if _dtype(entry) == dtype:
         return made
     return Entry(operator("Cast", part.new_name(f"{entry.node.name}_cast"), [made], entry, dtype=dtype))
+
+
+def asked_of_loops(graph: Graph, reaches: Callable[[Entry], bool]) -> Iterator[Concern]:
+    """Name the inputs of loops whose gradients are asked for; ``reaches`` says whether that of a tensor is."""
+    return (Concern(node.name, position) for node in graph.operators() if node.op == LOOP
+            for position, entry in enumerate(node.inputs) if reaches(entry))
+
+
+def loop_gradients(graph: Graph, context: Context) -> int:
+    """Complete the gradients of loops with a condition; return how many inputs of theirs were changed."""
+    def complete(graph: Graph, node: Node, is_inner: bool) -> int:
+        if node.op != LOOP:
+            return 0
+        # in a body any may have one
+        asked = [position for position, entry in enumerate(node.inputs) if _dtype(entry) in _FLOATS
+                 and 0 not in (entry.shape or ()) and (is_inner or Concern(node.name, position) in concerned)]
+        return _Loop(graph, node, asked, is_inner).complete() if asked else 0
+
+    concerned = context.facts.concerned
+    return _change_holders(graph, complete)
+
+
+class _Loop:
+    """Lets a loop with a condition write its gradients."""
+
+    def __init__(self, graph: Graph, node: Node, asked: Sequence[int], is_inner: bool):
+        self._graph, self._node, self._asked, self._is_inner = graph, node, asked, is_inner
+        reads = integers(node.attrs, "func_input_locs")
+        self._states = [reads[variable] for variable in integers(node.attrs, "func_var_locs")]
+
+    def complete(self) -> int:
+        """Do so; return how many inputs were changed."""
+        variables = self._graph.variables()
+        inputs = list(self._node.inputs)
+        states = [position for position in self._states if _dtype(inputs[position]) in _FLOATS]
+        others = [] if self._certainly_runs() else [
+            position for position in self._asked if position not in self._states]
+        if states:
+            zero = self._zero()
+            inputs = [self._with_gradient(entry, zero) if position in states else entry
+                      for position, entry in enumerate(inputs)]
+        if others:
+            runs = self._runs()
+            inputs = [self._masked(entry, runs) if position in others else entry
+                      for position, entry in enumerate(inputs)]
+        self._node.inputs = inputs
+        put_in_order(self._graph, variables)
+        return len(states) + len(others)
+
+    def _zero(self) -> Entry:
+        """Make a zero that has a gradient: the first of a zero and of elements that gradients are asked of."""
+        entries = [self._node.inputs[position] for position in self._asked]
+        variables = [] if self._is_inner else [entry for entry in entries if entry.node.is_variable]
+        ones = [self._put("_zeros", [], FLOAT32, shape="(1,)", dtype=FLOAT32)]
+        least = sorted(variables, key=lambda entry: prod(entry.shape or ()))[:1]
+        for entry in least or entries:  # of others MXNet may have none all the same, as behind a comparison
+            if entry.shape != ():
+                entry = self._put("slice_axis", [entry], axis=0, begin=0, end=1)
+            flat = self._put("Reshape", [entry], shape="(-1,)")
+            ones.append(self._cast(self._put("slice_axis", [flat], axis=0, begin=0, end=1), FLOAT32))
+        joined = self._put("Concat", ones, num_args=len(ones), dim=0)
+        return self._put("slice_axis", [joined], axis=0, begin=0, end=1)
+
+    def _with_gradient(self, state: Entry, zero: Entry) -> Entry:
+        zero = self._cast(zero, str(_dtype(state)))
+        if state.shape:  # x - 0 is x, whatever the signs
+            return self._put("broadcast_sub", [state, zero], like=state)
+        row = self._put("broadcast_sub", [self._put("expand_dims", [state], axis=0), zero])
+        return self._put("squeeze", [row], like=state, axis=0)
+
+    def _certainly_runs(self) -> bool:
+        """Tell whether the condition compares a state that begins with a constant, as a counter does."""
+        condition = subgraphs_of(self._node)[0]
+        node, reads = condition.heads[0].node, integers(self._node.attrs, "cond_input_locs")
+        compare = _COMPARISONS.get(node.op.replace("_npi", "")[1:-len("_scalar")])
+        if compare is None or "scalar" not in node.attrs or not node.inputs[0].node.is_variable:
+            return False
+        begin = constant(self._node.inputs[reads[condition.variables().index(node.inputs[0].node)]])
+        return begin is not None and compare(begin, float(node.attrs["scalar"]))
+
+    def _runs(self) -> Entry:
+        """Make a number that is 1 where the loop runs at all: its condition, of what the loop begins with."""
+        condition = subgraphs_of(self._node)[0]
+        own = condition.operators()
+        redirect(condition, {Entry(variable).key: self._node.inputs[location] for variable, location in
+                             zip(condition.variables(), integers(self._node.attrs, "cond_input_locs"))})
+        for node in own:
+            node.name, node.role = self._graph.new_name(f"{self._node.name}_{node.name}"), Role.HELPER
+            node.attrs.update(region_mark(REGION_OFF))
+            node.dtypes, node.shapes = [None] * node.num_outputs, [None] * node.num_outputs
+        number = self._put("Cast", [self._put("Reshape", condition.heads, shape="(-1,)")], FLOAT32, dtype=FLOAT32)
+        return self._put("BlockGrad", [self._put("_not_equal_scalar", [number], scalar=0)])
+
+    def _masked(self, entry: Entry, runs: Entry) -> Entry:
+        """Put an operator before a tensor that gives a gradient of zero where the loop does not run."""
+        # An executor that finds shapes as it runs takes operators only whose backward pass gives what they read.
+        row = self._put("expand_dims", [self._put("expand_dims", [entry], axis=0)], axis=0)
+        masked = self._put("SequenceMask", [row, runs], use_sequence_length=True, value=0.0)
+        return self._put("squeeze", [masked], like=entry, axis="(0, 1)")
+
+    def _cast(self, entry: Entry, dtype: str) -> Entry:
+        return entry if _dtype(entry) == dtype else self._put("Cast", [entry], dtype, dtype=dtype)
+
+    def _put(self, op: str, inputs: Sequence[Entry], gives: str | None = None, like: Entry | None = None,
+             **attrs: object) -> Entry:
+        made = Node(op, self._graph.new_name(f"{self._node.name}_{op.strip('_')}"),
+                    {name: str(value) for name, value in attrs.items()}, list(inputs), role=Role.HELPER,
+                    dtypes=[gives or _dtype(inputs[0])], shapes=[like.shape if like else None])
+        made.attrs.update(region_of(self._node.attrs))
+        return Entry(made)
 
 
 def split_concat(graph: Graph, context: Context) -> int:

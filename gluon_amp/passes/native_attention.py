@@ -52,7 +52,8 @@ def fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
     """Fuse the operators of each attention into one; return how many."""
     consumers = Consumers(graph)
     found = [each for each in _find(graph, consumers) if _gains_as_one(each, context)
-             and not any(entry.node in unknown for entry in each.inputs.values())]
+             and not any(entry.node in unknown for entry in each.inputs.values())
+             and (each.dropout is None or may_draw(context))]
     if not found or not context.runs_natively(ATTENTION):
         return 0
     casts: Made = {}
@@ -76,6 +77,11 @@ def fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
         elif dtype == BFLOAT16:
             give_low(graph, node)
     return len(found)
+
+
+def may_draw(context: Context) -> bool:
+    """Tell whether dropout may draw other numbers than MXNet's of the same seed: not where it trains in FP32."""
+    return context.policy.lowers or not context.facts.recorded
 
 
 def _gains_as_one(found: _Attention, context: Context) -> bool:

@@ -86,6 +86,10 @@ def _gains_with_gradients(node: Node, context: Context) -> bool:
     return context.facts.recorded
 
 
+def _draws_with_gradients(node: Node, context: Context) -> bool:
+    return context.facts.recorded and native_attention.may_draw(context)
+
+
 def _keeps_format(node: Node, consumers: Consumers) -> bool:
     """Tell whether boxes come and go in one format, and some are compared."""
     attrs = node.attrs
@@ -241,7 +245,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "LeakyReLU prelu": Replacement("_gluon_amp_prelu", (FLOAT32,), 1024, follows=_is_sloped,
                                    rule=Rule(NEUTRAL, fp32_inputs=(1,),
                                              note="native bfloat16 kernel; slopes are FP32")),
-    "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, _drops_values, gains=_gains_with_gradients,
+    "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, _drops_values, gains=_draws_with_gradients,
                            rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel")),
     **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_softmax_of_rows, gains=_is_slow_softmax,
                        known=1, integers=(1,))

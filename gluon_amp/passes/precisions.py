@@ -28,19 +28,24 @@ from ..rules.decision import (
     in_fp32,
     may_lower,
     number,
+    square_of,
 )
+from ..rules.tables import groups
 from .context import Context
 
 
 def assign_dtypes(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
     nodes, lowered = graph.operators(), 0
+    exact = _whole_numbers(nodes)
     sparse = consumers_of_sparse(graph, context.facts.sparse)
     shapeless = _behind_loops(graph) if context.facts.bound else ()
     for node in nodes:
         node.decision = READS_SPARSE if id(node) in sparse else decide(node, context)
         if id(node) in shapeless and may_lower(node.decided):
             node.decision = BEHIND_LOOP
+        if id(node) in exact and may_lower(node.decided):
+            node.decision = in_fp32(node.decided, f"gives positions, which {context.target} does not count exactly")
     joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.device.imitated else ()
     for node in nodes:
         if id(node) in joins and {FLOAT32, context.target} <= {entry.dtype for entry in node.inputs}:
@@ -82,9 +87,13 @@ def decide(node: Node, context: Context) -> Decision:
         return EXCLUDED
     if context.int8 is not None and node.name in context.int8.layers:
         return IN_INT8
-    decision = context.decide(node.op, node.attrs, _data_shape(node))
+    op = square_of(node.op, *(entry.key for entry in node.inputs)) or node.op
+    if op != node.op and node.op not in context.policy.overrides:
+        decision = context.decide(op, {}, _data_shape(node))
+    else:
+        decision = context.decide(node.op, node.attrs, _data_shape(node))
     for position, entry in enumerate(node.inputs) if may_lower(decision) else ():
-        value = _constant(entry) if position not in decision.fp32_inputs and context.is_float(entry) else None
+        value = constant(entry) if position not in decision.fp32_inputs and context.is_float(entry) else None
         if value is not None and not FORMATS[context.target].holds(value):
             return in_fp32(decision, f"{context.target} cannot hold the constant {value:g} that it reads")
     return decision
@@ -200,24 +209,59 @@ _ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
     **dict.fromkeys(("_plus_scalar", "_npi_add_scalar"), arithmetic.add),
     **dict.fromkeys(("_minus_scalar", "_npi_subtract_scalar"), arithmetic.sub),
     **dict.fromkeys(("_mul_scalar", "_npi_multiply_scalar"), arithmetic.mul),
+    **dict.fromkeys(("negative", "_npi_negative"), lambda value, _: -value),
     **dict.fromkeys(("_div_scalar", "_npi_true_divide_scalar"), lambda value, by: value / by if by else value)}
 _PASSING = ("Reshape", "_np_reshape", "_npx_reshape", "expand_dims", "squeeze", "broadcast_to", "broadcast_like",
-            "_npi_broadcast_to", "tile", "negative", "BlockGrad", "_copy")
+            "_npi_broadcast_to", "tile", "BlockGrad", "_copy")
 
 
-def _constant(entry: Entry) -> float | None:
-    """Return the value of a tensor that is one constant, its sign aside; None for all others."""
+def constant(entry: Entry) -> float | None:
+    """Return the value of a tensor that is one constant; None for all others."""
     node = entry.node
     if node.op in _FILLED:
         return _FILLED[node.op]
     if node.op in _FILLED_WITH:
         return number(node.attrs.get(constants_of(node.op)[0]))
     if node.op in _PASSING:
-        return _constant(node.inputs[0])
+        return constant(node.inputs[0])
     if node.op in _ARITHMETIC:
-        first, second = _constant(node.inputs[0]), number(node.attrs.get("scalar"))
+        first, second = constant(node.inputs[0]), number(node.attrs.get("scalar", "0"))
         return None if first is None or second is None else _ARITHMETIC[node.op](first, second)
     return None
+
+
+_CHOSEN = frozenset((  # numbers that the program chooses, or zeros and ones
+    "_arange", "_npi_arange", "_contrib_arange_like", "_eye", "_npi_eye", "one_hot", *groups.COMPARISONS,
+    *groups.SCALAR_COMPARISONS, *_FILLED, *_FILLED_WITH))
+_MOVING = frozenset((
+    *groups.IDENTITIES, *groups.RESHAPES, *groups.FLATTENING, *groups.REPETITIONS, *groups.MOVED_AXES, *groups.SPLITS,
+    *groups.JOINS, "transpose", "SwapAxis", "slice_axis", "slice", "_npi_broadcast_to", "broadcast_like", "Cast"))
+_CALCULATING = frozenset((*groups.ROUNDING, "clip", *groups.SCALAR_ARITHMETIC, *groups.ELEMWISE_ADDITIONS,
+                          *groups.ADDITIONS, *groups.SUMS, *groups.NUMPY_SUMS))
+_PRODUCTS = frozenset((*groups.PLAIN_PRODUCTS, *groups.BATCHED_PRODUCTS, "FullyConnected"))
+
+
+def _whole_numbers(nodes: Sequence[Node]) -> set[int]:
+    """Return the ids of products with chosen numbers, such as ``dot(one_hot, arange)``, that are read as positions."""
+    found: set[int] = set()
+    waiting = [node.inputs[groups.POSITIONS[node.op]] for node in nodes
+               if len(node.inputs) > groups.POSITIONS.get(node.op, len(node.inputs))]
+    seen = {entry.key for entry in waiting}
+    while waiting:
+        node = waiting.pop().node
+        if node.op in _PRODUCTS and any(map(_is_chosen, node.inputs)):
+            found.add(id(node))
+        elif node.op in _MOVING or node.op in _CALCULATING:
+            waiting += [entry for entry in node.inputs if entry.key not in seen]
+            seen.update(entry.key for entry in node.inputs)
+    return found
+
+
+def _is_chosen(entry: Entry) -> bool:
+    node = entry.node
+    while node.op in _MOVING:
+        node = node.inputs[0].node
+    return node.op in _CHOSEN
 
 
 # Their results are dense whatever they read. Of others a result may be sparse: they are the safer guess.

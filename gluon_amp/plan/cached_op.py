@@ -33,6 +33,7 @@ from ..eager.running_stats import alike, running_stats
 from ..graph import Graph, Node, Role, cast_nodes, has_control_flow
 from ..graph.attrs import is_set
 from ..passes import Concern, Facts
+from ..passes.gradients import is_scale
 from ..state.in_force import frame, in_force
 from ..state.state import State, remember
 from .observers import operator_callback
@@ -312,7 +313,9 @@ def cached_op(plan: Plan, flags: Flags) -> UpstreamCachedOp:
 
 def put_last_weights_first(graph: Graph) -> bool:
     """Let the first input come after the weights that are cast, the last one first; return whether there are any."""
-    first, *_ = graph.variables()
+    first, *others = graph.variables()
+    for node in others:  # which a pass may have put in the program's order
+        node.after = [] if not is_scale(node) else node.after
     weights = [source for source in map(_cast_variable, cast_nodes(graph)) if source not in (None, first)]
     first.after = list(dict.fromkeys(reversed(weights)))
     return bool(first.after)

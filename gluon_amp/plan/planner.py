@@ -71,7 +71,7 @@ class Traced:
     @cached_property
     def depends_on_recording(self) -> bool:
         """Tell whether it runs otherwise where no gradients are asked for."""
-        return (bool(self.own_gradients) or self.has_defects
+        return (bool(self.own_gradients) or self.has_defects or has_control_flow(self.graph)
                 or any(replacement_of(node) is not None for node in self.graph.operators()))
 
     @cached_property

@@ -14,7 +14,7 @@ from .._mxnet.invoke import Invocation, handle_of, parameters_of, registered_ope
 from ..dtypes import BFLOAT16, FLOAT32, Support
 from ..graph.attrs import TYPE_FLAGS
 from ..rules import ANY_DEVICE, KEEP, Decision, Device, Policy, make_policy
-from ..rules.decision import SWITCHED_OFF
+from ..rules.decision import SWITCHED_OFF, square_of
 from .devices import cpu_rates
 
 custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
@@ -75,6 +75,9 @@ class EagerPolicy:
 
     def decide(self, operator: Operator, call: Invocation) -> Decision:
         """Return the rule of a call."""
+        square = square_of(operator.name, *map(id, call.inputs))
+        if square is not None and operator.name not in self.policy.overrides:
+            return self.rule_of(square, {}, call.inputs[0].shape)
         if operator.rule is not None:
             return operator.rule
         return self.rule_of(operator.name, call.attrs(), call.inputs[0].shape)

@@ -352,7 +352,7 @@ class SmallNumbers(HybridBlock):
 
     def hybrid_forward(self, F, x):
         values = self.dense(x * 1e-3)
-        return F.log(F.relu(F.elemwise_mul(values, values) + 0.0))
+        return F.log(F.relu(F.elemwise_mul(values, self.dense(x * 1e-3)) + 0.0))
 
 
 @hybridized_or_not

@@ -190,6 +190,39 @@ def test_what_has_no_name_in_a_graph_cannot_be_excluded():
         search(net, data, 1e-6)
 
 
+METRICS = {
+    "an array": lambda block, data: np.isfinite(block(data).asnumpy()).mean(keepdims=True),
+    "MXNet's array": lambda block, data: mx.nd.array([np.isfinite(block(data).asnumpy()).mean()]),
+    "a name and a number": lambda block, data: ("finite", np.isfinite(block(data).asnumpy()).mean())}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_metrics_of_other_kinds(metric):
+    net, data = diagonal(2, 2.0 ** 17, 2.0 ** -17, 2)
+    policy = search(net, data, metric=lambda block: METRICS[metric](block, data), budget=0.1)
+    assert policy.excluded == {"net_dense1_fwd", "net_dense2_fwd"}
+
+
+@pytest.mark.parametrize("kind", [mx.io.NDArrayIter, lambda *arrays, batch_size: mx.gluon.data.DataLoader(
+    mx.gluon.data.ArrayDataset(*arrays), batch_size)], ids=["DataIter", "DataLoader"])
+def test_mxnets_metric_with_batches(kind):
+    net, data = diagonal(2, 2.0 ** 17, 2.0 ** -17, 2)
+    labels = net(data).argmax(axis=1)
+    policy = search(net, data, metric=(mx.metric.Accuracy(), kind(data, labels, batch_size=1)), budget=0.0)
+    assert policy.excluded == {"net_dense1_fwd", "net_dense2_fwd"}
+
+
+@pytest.mark.parametrize(("metric", "message"), [
+    (lambda block: None, r"a name and a number, received the result of metric=None"),
+    (lambda block: (1.0, 2.0), r"received the result of metric=\(1\.0, 2\.0\)"),
+    (lambda block: mx.nd.ones(3), "received the result of metric="),
+    (mx.metric.Accuracy(), "a function of the network, or a metric of MXNet's with data, received metric=")])
+def test_what_is_no_metric_is_named(metric, message):
+    net, data = diagonal(1)
+    with pytest.raises(amp.PolicyError, match=message):
+        search(net, data, metric=metric, budget=0.1)
+
+
 def test_mistakes_are_refused():
     net, data = diagonal(1)
     for arguments in ({}, {"max_error": 0.1, "metric": len, "budget": 1}, {"metric": len}, {"budget": 1.0}):

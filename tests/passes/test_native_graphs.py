@@ -138,11 +138,14 @@ for name, wanted, make, settings in [
         *((act, f"act: {taken}(x) -> float32",
            lambda act=act: op("LeakyReLU", "act", variable("x", (256, 512)), shape=(256, 512), act_type=act), {})
           for act, taken in (("gelu", "_gluon_amp_gelu"), ("elu", "LeakyReLU"))),
-        *((f"dropout {attrs}", "drop: Dropout(hidden) -> float32", lambda attrs=attrs: dropout(**attrs), {})
+        *((f"dropout {attrs}", "drop: Dropout(hidden) -> float32", lambda attrs=attrs: dropout(**attrs),
+           {"target": "bfloat16"})
           for attrs in ({"axes": "(0,)"}, {"p": 0.0}, {"p": 1.0}, {"shape": (16, 512)})),
-        ("dropout without gradients", "drop: Dropout(hidden) -> float32", dropout, {"recorded": False}),
-        ("dropout whose mask is read", "drop: Dropout(hidden) -> float32", lambda: dropout(1), {}),
-        ("dropout", "drop: _gluon_amp_dropout(hidden, drop_blockgrad) -> float32", dropout, {}),
+        ("dropout without gradients", "drop: Dropout(hidden) -> float32", dropout,
+         {"recorded": False, "target": "bfloat16"}),
+        ("dropout whose mask is read", "drop: Dropout(hidden) -> float32", lambda: dropout(1), {"target": "bfloat16"}),
+        ("dropout", "drop: _gluon_amp_dropout(hidden, drop_blockgrad) -> float32", dropout, {"target": "bfloat16"}),
+        ("dropout of MXNet's seed", "drop: Dropout(hidden) -> float32", dropout, {}),
         ("dropout of low precision", "drop: _gluon_amp_dropout(fc, drop_blockgrad) -> bfloat16",
          lambda: op("Dropout", "drop", dense(variable("x", (256, 512)), 512), outputs=2, shape=(256, 512)),
          {"target": "bfloat16"}),
@@ -242,7 +245,7 @@ class TestOperators:
             "fc_float32: amp_cast(fc) -> float32", "out: fc_float32"]
 
     def test_random_bits_of_dropout(self):
-        result = rewritten(*dropout(p=0.1, mode="always"))
+        result = rewritten(*dropout(p=0.1, mode="always"), target="bfloat16")
         drawn = next(node for node in result.operators() if node.name == "drop_dropout")
         assert drawn.attrs == {"p": "0.5", "mode": "always"}
 
@@ -393,11 +396,12 @@ class TestInterleavedAttention:
                               "operands": "keys_values,queries"}
 
     def test_with_lengths_and_dropout(self):
-        result = rewritten(interleaved(), native=ATTENTION)
+        result = rewritten(interleaved(), native=ATTENTION, target="bfloat16")
         assert describe(result) == [
-            "data: relu(x) -> float32", "drop_ones: _ones() -> float32", "drop_dropout: Dropout(drop_ones) -> float32",
-            "drop_blockgrad: BlockGrad(drop_dropout) -> float32",
-            "mixed: _gluon_amp_attention(data, lengths, drop_blockgrad) -> float32", "out: mixed"]
+            "data: relu(x) -> float32", "data_bfloat16: amp_cast(data) -> bfloat16", "drop_ones: _ones() -> float32",
+            "drop_dropout: Dropout(drop_ones) -> float32", "drop_blockgrad: BlockGrad(drop_dropout) -> float32",
+            "mixed: _gluon_amp_attention(data_bfloat16, lengths, drop_blockgrad) -> bfloat16",
+            "mixed_float32: amp_cast(mixed) -> float32", "out: mixed_float32"]
         nodes = {node.name: node for node in result.operators()}
         assert nodes["mixed"].attrs == {"layout": "interleaved", "heads": "4", "scale": repr(32 ** -0.5), "p": "0.1",
                                         "operands": "projections,lengths,bits"}
@@ -407,24 +411,25 @@ class TestInterleavedAttention:
         assert lines(interleaved(False, None), native=ATTENTION) == [
             "data: relu(x) -> float32", "mixed: _gluon_amp_attention(data) -> float32", "out: mixed"]
 
-    def test_in_bfloat16(self):
-        assert "mixed: _gluon_amp_attention(data_bfloat16, lengths, drop_blockgrad) -> bfloat16" in lines(
-            interleaved(), target="bfloat16", native=ATTENTION)
+    def test_in_fp32_dropout_draws_mxnets_numbers(self):
+        assert not is_fused(lines(interleaved()))
+        assert is_fused(lines(interleaved(), recorded=False))
 
     def test_another_may_read_the_projections(self):
         both = interleaved(head=lambda nodes: op("Group", "both", nodes["data"], nodes["mixed"]))
-        assert "mixed: _gluon_amp_attention(data, lengths, drop_blockgrad) -> float32" in lines(both, native=ATTENTION)
+        assert "mixed: _gluon_amp_attention(data_bfloat16, lengths, drop_blockgrad) -> bfloat16" in lines(
+            both, native=ATTENTION, target="bfloat16")
 
     @pytest.mark.parametrize(("read", "output"), [("scores", 0), ("softmax", 0), ("weights", 0), ("weights", 1)])
     def test_inner_results_that_are_read(self, read, output):
         def both(nodes):
             return op("Group", "both", nodes["mixed"], Entry(nodes[read], output))
 
-        assert not is_fused(lines(interleaved(head=both)))
+        assert not is_fused(lines(interleaved(head=both), target="bfloat16"))
 
     def test_outputs_that_are_returned(self):
         result = interleaved(head=lambda nodes: nodes)
-        assert not is_fused(lines(result["mixed"], result["softmax"]))
+        assert not is_fused(lines(result["mixed"], result["softmax"], target="bfloat16"))
 
     @pytest.mark.parametrize("head", [
         lambda: interleaved(heads=2), lambda: interleaved(repeats=2), lambda: interleaved(dropout=1.0),

@@ -69,11 +69,12 @@ def test_operators_take_the_type_of_their_data_where_they_know_it():
     assert {dtype for kind, dtype in found if kind == "RNN"} <= {"bfloat16"}
 
 
+@pytest.mark.bf16  # in FP32 dropout is MXNet's
 @pytest.mark.parametrize("kind", needs_onednn(*CELLS))
 @pytest.mark.parametrize("flags", FLAGS[::2], ids=["dynamic", "static"])
 class TestDropout:
     def test_it_follows_the_seed(self, kind, flags):
-        amp.init("float32")
+        amp.init("bfloat16")
         net = network(kind, flags=flags, dropout=0.4)
         one, same, other = (train(net, kind, seed=seed) for seed in (1, 1, 2))
         for first, second in zip(one, same):
@@ -84,11 +85,11 @@ class TestDropout:
         x, extra = inputs(kind, 8)
         extra = {"lengths": mx.nd.full((8, LENGTH), LENGTH), "mask": mx.nd.ones((8, LENGTH, LENGTH))}.get(kind, extra)
         expected = network(kind, flags=flags, dropout=0.4)(x, extra).asnumpy()
-        amp.init("float32")
+        amp.init("bfloat16")
         net = network(kind, flags=flags, dropout=0.4)
-        assert_close(net(x, extra).asnumpy(), expected, 5e-6)
+        assert_close(net(x, extra).asnumpy(), expected, 0.02)
         with autograd.record(train_mode=False):
-            assert_close(net(x, extra).asnumpy(), expected, 5e-6)
+            assert_close(net(x, extra).asnumpy(), expected, 0.02)
         total = 0
         for _ in range(60):
             with autograd.record():

@@ -196,6 +196,192 @@ def test_a_converted_network_takes_no_memory_of_its_own():
         assert np.abs(converted(batch).asnumpy() - one).max() <= 1e-5 * np.abs(one).max()
 
 
+FIRST_STATES = {
+    "data": lambda F, data: data, "zeros": lambda F, data: F.zeros(shape=(4, SIZE)),
+    "ones": lambda F, data: F.ones(shape=(4, SIZE)), "zeros_like": lambda F, data: F.zeros_like(data),
+    "blocked": lambda F, data: F.BlockGrad(data * 2)}
+
+
+class Decoder(HybridBlock):
+    """A loop whose first states have no gradient: alone, in the body of another loop, or in a branch."""
+
+    def __init__(self, state, steps, place):
+        super().__init__(prefix="decoder_")
+        self.state, self.steps, self.place = state, steps, place
+        with self.name_scope():
+            for name in ("first", "second", "third"):
+                setattr(self, name, self.params.get(name, shape=(SIZE, SIZE)))
+            self.bias = self.params.get("bias", shape=(SIZE,))
+
+    def hybrid_forward(self, F, data, **weights):
+        state = FIRST_STATES[self.state](F, data)
+        return getattr(self, self.place)(F, state, weights) + dense(F, data, weights["third"])
+
+    def alone(self, F, state, weights):
+        bound = F.sum(weights["third"]) * 0 + self.steps
+        computed = F.tanh(weights["second"])
+
+        def step(count, one, other):
+            new = F.tanh(dense(F, one, weights["first"]) + F.FullyConnected(
+                other, computed, weights["bias"], num_hidden=SIZE))
+            return [], [count + 1, new, new + other]
+        made = F.contrib.while_loop(lambda count, *_: count < bound, step, [F.zeros(shape=(1,)), state, state * 0.5],
+                                    max_iterations=4)[1]
+        return made[1] + made[2]
+
+    def in_while_loop(self, F, state, weights):
+        def step(count, one):
+            return [], [count + 1, self.alone(F, one, weights)]
+        return F.contrib.while_loop(lambda count, _: count < 2, step, [F.zeros(shape=(1,)), state],
+                                    max_iterations=2)[1][1]
+
+    def in_branch(self, F, state, weights):
+        return cond(F, state, -1e4, lambda: self.alone(F, state, weights), lambda: dense(F, state, weights["second"]))
+
+    def counted(self, F, state, weights):
+        """Count in whole numbers."""
+        made = F.contrib.while_loop(lambda count, _: count < self.steps,
+                                    lambda count, one: ([], [count + 1, F.tanh(dense(F, one, weights["first"]))]),
+                                    [F.zeros(shape=(1,), dtype="int32"), state], max_iterations=4)[1][1]
+        return F.broadcast_add(dense(F, made, weights["second"]), weights["bias"])
+
+
+def decoder_gradients(net, data, before=None):
+    spoil_memory()
+    for one in net.collect_params().values() if before is not None else ():
+        one.grad()[:] = before
+    with autograd.record():
+        loss = (net(data) ** 2).sum()
+    loss.backward()
+    return {name: one.grad().asnumpy() for name, one in net.collect_params().items()}
+
+
+def new_decoder(*arguments):
+    return filled(Decoder(*arguments), np.random.RandomState(1))
+
+
+DECODERS = [*((state, 3, "alone") for state in FIRST_STATES), ("data", 1, "alone"), ("data", 0, "alone"),
+            ("zeros", 0, "alone"), ("data", 3, "counted"), ("data", 0, "counted"),
+            *(("data", steps, place) for place in ("in_while_loop", "in_branch") for steps in (0, 3))]
+
+
+@pytest.mark.parametrize(("state", "steps", "place"), DECODERS)
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+def test_states_without_a_gradient_leave_no_other_unwritten(dtype, bound, state, steps, place):
+    """The data has none, as in a decoder; with no step at all that of weights is zero."""
+    data = mx.nd.array(np.random.RandomState(0).normal(size=(4, SIZE)))
+    expected = decoder_gradients(new_decoder(state, steps, place), data)  # operator by operator
+    net = new_decoder(state, steps, place)
+    amp.init(dtype)
+    net.hybridize()
+    for _ in range(3):
+        assert wrong(expected, decoder_gradients(net, data, before=7), bound) == {}
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+def test_executors_write_the_gradients_of_loops(dtype, bound, steps):
+    random = np.random.RandomState(0)
+    arrays = {name: mx.nd.array(random.normal(size=shape))
+              for name, shape in {"data": (4, SIZE), "weight": (SIZE, SIZE), "bias": (SIZE,)}.items()}
+
+    def loop(F, data, weight, bias):
+        return F.contrib.while_loop(
+            lambda count, _: count < steps, lambda count, one: (one, [count + 1, F.tanh(F.FullyConnected(
+                one, weight, bias, num_hidden=SIZE))]), [F.zeros(shape=(1,)), data], max_iterations=4)[1][1]
+
+    expected = {name: mx.nd.zeros_like(arrays[name]) for name in ("weight", "bias")}
+    mx.autograd.mark_variables([arrays[name] for name in expected], list(expected.values()))
+    with autograd.record():
+        made = loop(mx.nd, **arrays)
+    if steps:
+        made.backward(2 * made)
+    amp.init(dtype)
+    slopes = {name: mx.nd.full(one.shape, 7) for name, one in expected.items()}
+    executor = loop(mx.sym, *map(mx.sym.var, arrays)).bind(mx.cpu(), arrays, slopes)
+    for _ in range(2):
+        spoil_memory()
+        executor.backward(2 * executor.forward(is_train=True)[0])
+        assert wrong({name: one.asnumpy() for name, one in expected.items()},
+                     {name: one.asnumpy() for name, one in slopes.items()}, bound) == {}
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_gradients_of_loops_accumulate(steps):
+    data = mx.nd.array(np.random.RandomState(0).normal(size=(4, SIZE)))
+    net = new_decoder("data", steps, "alone")
+    expected = {name: 2 * one for name, one in decoder_gradients(net, data).items()}
+    net.collect_params().setattr("grad_req", "add")
+    amp.init("float32")
+    net.hybridize()
+    decoder_gradients(net, data)
+    assert wrong(expected, decoder_gradients(net, data), 1e-5) == {}
+
+
+def test_a_state_that_is_infinite_spoils_no_gradient():
+    """Nothing is multiplied by what a state or weight holds."""
+    class Kept(HybridBlock):
+        def hybrid_forward(self, F, data, other):
+            return F.contrib.while_loop(lambda count, *_: count < 2,
+                                        lambda count, one, two: ([], [count + 1, one * 2, two]),
+                                        [F.zeros(shape=(1,)), data, other], max_iterations=2)[1][1]
+
+    net, data, other = Kept(), mx.nd.ones((2,)), mx.nd.array([np.inf, np.nan])
+    data.attach_grad()
+    amp.init("float32")
+    net.hybridize()
+    with autograd.record():
+        out = net(data, other)
+    out.backward()
+    assert out.asnumpy().tolist() == [4, 4]
+    assert data.grad.asnumpy().tolist() == [4, 4]
+
+
+class Biased(HybridBlock):
+    """A dense layer in the body of a loop, whose weight is frozen."""
+
+    def __init__(self, kind):
+        super().__init__(prefix="biased_")
+        self.kind = kind
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(SIZE, SIZE), grad_req="null")
+            self.bias = self.params.get("bias", shape=(SIZE,))
+
+    def hybrid_forward(self, F, data, weight, bias):
+        def layer(one):
+            return F.tanh(F.FullyConnected(one, weight, bias, num_hidden=SIZE))
+        if self.kind == "foreach":
+            return F.contrib.foreach(lambda one, state: (layer(one) + state, one), data, F.zeros((4, SIZE)))[0]
+        if self.kind == "cond":
+            return cond(F, data, -1e4, lambda: layer(F.reshape(data, (-1, SIZE))), lambda: F.reshape(data, (-1, SIZE)))
+        first = F.reshape(F.slice_axis(data, axis=0, begin=0, end=1), (-1, SIZE))
+        return F.contrib.while_loop(lambda count, _: count < 2, lambda count, one: ([], [count + 1, layer(one)]),
+                                    [F.zeros(shape=(1,)), first], max_iterations=2)[1][1]
+
+
+@pytest.mark.parametrize("kind", ["foreach", "while_loop", "cond"])
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+def test_biases_beside_frozen_weights_in_bodies_get_their_gradients(dtype, bound, kind):
+    data = mx.nd.array(np.random.RandomState(0).normal(size=(3, 4, SIZE)))
+
+    def gradient(net):
+        net.bias.grad()[:] = 7
+        spoil_memory()
+        with autograd.record():
+            loss = (net(data) ** 2).sum()
+        loss.backward()
+        return {"bias": net.bias.grad().asnumpy()}
+
+    whole = filled(Biased(kind), np.random.RandomState(1))
+    whole.weight.grad_req = "write"  # without it MXNet's gradient is wrong outside of graphs, too
+    expected = gradient(whole)
+    net = filled(Biased(kind), np.random.RandomState(1))
+    amp.init(dtype)
+    net.hybridize()
+    for _ in range(2):
+        assert wrong(expected, gradient(net), bound) == {}
+
+
 class Convolutions(HybridBlock):
     """A loop over images between two convolutions, of which its body is, or begins or ends with, another one.
 

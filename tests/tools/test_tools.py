@@ -113,3 +113,13 @@ def test_gluoncv_scripts():
     done = run("gluoncv_scripts.py", CHECKOUT, "--steps", 2, "--scripts", "ssd", "segmentation")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("follows FP32") == 2
+
+
+def test_packages(tmp_path):
+    """Of other people's packages those run that are installed; the others are named, with the reason."""
+    done = run("packages.py", "sockeye", "gluonnlp", "--modes", "float32")
+    assert done.returncode == 0
+    assert "insightface: not run: its package runs ONNX files" in done.stdout
+    for package, ran in (("gluonnlp", "float32 8 losses, off by"), ("sockeye", "float32 1 losses, off by")):
+        missing = f"not run: ModuleNotFoundError: No module named '{package}'"
+        assert any(line.startswith(package) and (ran in line or missing in line) for line in done.stdout.splitlines())
