@@ -48,10 +48,10 @@ def channels_last(graph: Graph, context: Context) -> int:
     """Run image networks by the kernels that cost least; return how many operators run in C++."""
     consumers = Consumers(graph)
     nodes = candidates(graph, consumers)
-    if not nodes or not all(map(context.runs_natively, NATIVE)):
-        return 0
     kernels = choose(nodes, consumers, context)
     nhwc = [node for node in nodes if kernels[id(node)].nhwc]
+    if nhwc and not all(map(context.runs_natively, NATIVE)):  # loads oneDNN
+        return 0
     for node in nodes:
         _decide(node, kernels[id(node)], context)
     count = _to_nhwc(graph, nhwc, consumers, context) if nhwc else 0

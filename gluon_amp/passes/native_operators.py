@@ -266,7 +266,7 @@ NATIVE = (frozenset(each.op for each in REPLACEMENTS.values()) | {native_attenti
 
 def native_operators(graph: Graph, context: Context) -> int:
     """Replace the operators that run faster in C++; return how many."""
-    if context.target == BFLOAT16:
+    if context.target == BFLOAT16 and not context.converted:
         _widen_thin_layers(graph, context)
     unknown = unknown_forward(graph)
     fused = native_attention.fuse_attention(graph, context, unknown)

@@ -8,7 +8,7 @@ from collections import Counter
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import RUNS_BFLOAT16
+from cpu_kinds import RUNS_BFLOAT16, prefer
 from mxnet import autograd, gluon
 from mxnet.gluon import HybridBlock, nn
 from mxnet.ndarray import (
@@ -34,7 +34,8 @@ def on(name):
 @pytest.mark.bf16
 @pytest.mark.parametrize("name", [on(name) for name in NETWORKS])
 class TestNetworks:
-    def test_eager_and_hybridized_agree_with_each_other_and_with_fp32(self, name):
+    def test_eager_and_hybridized_agree_with_each_other_and_with_fp32(self, name, monkeypatch):
+        prefer(monkeypatch, nhwc=False)  # in graphs, as in calls
         make, shape = NETWORKS[name]
         net, data = ready(make(), shape, active=False)
         plain = outputs_of(net, data)

@@ -159,7 +159,7 @@ def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
 @contextmanager
 def deciding_by_inputs() -> Iterator[None]:
     """Switch AMP on so that inputs decide every operator's precision and MXNet's own kernel runs it, in graphs too."""
-    amp.init("bfloat16", disable_passes=["native_operators", "native_activations"])
+    amp.init("bfloat16", disable_passes=["native_operators", "native_activations", "channels_last"])
     fold, alignment.can_fold_stride = alignment.can_fold_stride, _never
     joins, precisions._joins = precisions._joins, _none
     yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import prefer, take_for
+from cpu_kinds import prefer
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, Trainer, nn
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
@@ -190,8 +190,7 @@ def test_training_is_that_of_float64(kind, settings, operators, flags, monkeypat
     assert operators_of(net) >= operators
 
 
-def test_convolutions_in_groups_without_batch_norm_train_in_c_plus_plus(monkeypatch):
-    take_for(monkeypatch, "AVX512_CORE")
+def test_convolutions_in_groups_without_batch_norm_train_in_c_plus_plus():
     net = nn.HybridSequential()
     net.add(nn.Conv2D(24, 1, in_channels=3))
     for _ in range(4):

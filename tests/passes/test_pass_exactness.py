@@ -21,7 +21,7 @@ from typing import Callable
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import LACKING
+from cpu_kinds import LACKING, prefer
 from graphs import rewrite
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
@@ -31,6 +31,7 @@ import gluon_amp as amp
 from gluon_amp import native, passes
 from gluon_amp._mxnet import blocks
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
+from gluon_amp.costs import Kernel, preferring
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.plan.cached_op import prepared_operations
 from gluon_amp.rules import Device, Policy
@@ -252,7 +253,8 @@ class TestAlone:
         analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
         before = outline(graph)
         guarded = frozenset(shapes) if grad_req == "add" else frozenset()
-        rewrite(graph, policy, Device(32, amx=True), accumulated=guarded, native=native.is_available, trains=True)
+        device = Device(32, amx=True, measured=preferring(Kernel(True, nhwc=name == "channels_last")))
+        rewrite(graph, policy, device, accumulated=guarded, native=native.is_available, trains=True)
         assert outline(graph) != before
         return from_graph(graph, symbol)
 
@@ -281,6 +283,11 @@ class TestAlone:
 
 class TestTraining:
     """Under ``amp.init``, with the pass and without."""
+
+    @pytest.fixture(autouse=True)
+    def in_cpp(self, monkeypatch):
+        """Let operators in C++ be the fastest where there are some."""
+        prefer(monkeypatch, nhwc=True)
 
     def run(self, case, target, off, integers, grad_req):
         amp.init(target, disable_passes=off)

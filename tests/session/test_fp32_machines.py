@@ -65,7 +65,7 @@ class TestTraining:
     """In FP32 training is stock MXNet's, bit by bit, where MXNet's operators run."""
 
     @pytest.fixture(autouse=True)
-    def without_chains(self, monkeypatch):
+    def without_chains(self, monkeypatch, lesser):
         """Convolutions of odd channels add in another order in C++, with tests of their own."""
         prefer(monkeypatch, nhwc=False)
 

@@ -42,7 +42,7 @@ FROZEN = chain("ways", LOW, (DENSE, 3), switches=frozenset({"frozen"}), seed=2) 
 FOLDED = chain("conversion", "float32", ("F.Convolution({0}, <w:o,c,k,k>, <b:o>, kernel", 0),
                ("F.BatchNorm({0}, <gamma:c>, <beta:c>, <mean:c>, <var:c>, fix_gamma=False, eps", 1))
 FOUND = {
-    "weight_without_gradient": drawn(0, "ways"), "cast_without_gradient": drawn(0, "ways"), "scaled": drawn(2, "ways"),
+    "weight_without_gradient": drawn(7, "ways"), "cast_without_gradient": drawn(0, "ways"), "scaled": drawn(2, "ways"),
     "scaled_by_a_hundredth": drawn(3, "ways"), "output_order": drawn(0, "ways"), "channel_late": drawn(2, "ways"),
     "still_statistics": drawn(16, "ways"), "other_eps": drawn(18, "ways"), "added_is_written": drawn(0, "ways"),
     "added_is_written_eager": drawn(1, "ways"), "stale_weights": drawn(0, "ways"),
