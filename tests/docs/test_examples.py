@@ -420,7 +420,7 @@ class TestImagenet:
     def test_without_gluoncv_its_networks_are_named_as_such(self, tmp_path, without):
         options = {"cwd": tmp_path, "path": without("gluoncv")}
         said = refusal("imagenet/main_amp.py", "--synthetic", *FEW, "-a", "cifar_resnet20_v1", **options)
-        assert "GluonCV has more: pip install gluoncv" in said
+        assert "GluonCV has more: pip install 'gluon_amp[tutorial]'" in said
         assert len(scores(imagenet("--synthetic", *FEW, "--classes", 5, **options))) == 3
 
     @pytest.mark.slow
