@@ -1,6 +1,6 @@
 # Everything runs in a virtual environment that these targets make and keep up to date.
 #
-#   PYTHON=...   the Python to make it with (default: the first of 3.8 to 3.14 that works)
+#   PYTHON=...   the Python to make it with (default: the first of 3.8 to 3.13 that works)
 #   MXNET=cu112  the CUDA build of MXNet instead of the CPU one
 #   VENV=...     where to put it (default: .venv, or .venv-cu112)
 #   ARGS=...     more arguments for the script or for pytest

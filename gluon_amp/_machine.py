@@ -90,6 +90,15 @@ def threads_misfit(environ: Mapping[str, str] = os.environ, root: Path = Path("/
             f"another. Set {_THREADS}={cpus} before Python starts")
 
 
+def threads_to_spare(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> str:
+    """Say that there are fewer threads than CPUs, unless the user has chosen how many; empty otherwise."""
+    running, cpus = threads(environ), allowed_cpus(root)
+    if environ.get(_THREADS) or running >= cpus:
+        return ""
+    return (f"MXNet runs {running} thread{'s' * (running != 1)}, and this process may use {cpus} CPUs. Where each of "
+            f"them is a core of its own, {_THREADS}={cpus} before Python starts makes FP32 and AMP faster")
+
+
 # AMX tiles, several times as fast in bfloat16 as the vector units. oneDNN 2.4.4 has kernels for them but does not
 # choose these unless DNNL_MAX_CPU_ISA says so, and it does not ask Linux for the tiles, without which the first AMX
 # instruction ends the process.

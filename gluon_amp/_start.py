@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import logging
 import re
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -65,6 +66,12 @@ NO_DRIVER = (
     "as on a login node or while an image is built, use the CPU build:\n"
     "python -m pip uninstall -y {builds} && python -m pip install mxnet==1.9.1"
 )
+
+
+def end_quietly(program: str) -> None:
+    """Let Ctrl-C end the command while it imports, without a traceback; the command then takes interrupts itself."""
+    if Path(program).name == "gluon-amp" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def prepare() -> None:

@@ -35,11 +35,15 @@ class StateError(AmpError, RuntimeError):
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
-    """Word a suggestion of the closest known names, else of some that contain the name."""
+    """Word a suggestion of the closest known names, else of some that contain the name, or a part close to it."""
     lowered = {candidate.lower(): candidate for candidate in candidates}
-    found = difflib.get_close_matches(name.lower(), lowered)
-    if not found and len(name) > 2:
-        found = [key for key in lowered if name.lower() in key][:3]
+    bare = name.lower().strip("*?")
+    found = difflib.get_close_matches(bare, lowered)
+    if not found and len(bare) > 2:
+        found = [key for key in lowered if bare in key][:3]
+    if not found:
+        parts = {part: key for key in reversed(list(lowered)) for part in re.split(r"[._]", key)}
+        found = list(dict.fromkeys(parts[part] for part in difflib.get_close_matches(bare, parts, cutoff=0.7)))
     names = [lowered[key] for key in found]
     return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 

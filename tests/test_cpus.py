@@ -62,6 +62,16 @@ def test_what_is_said(container):
     assert _machine.threads_misfit({"OMP_NUM_THREADS": "2"}, root) == ""
 
 
+def test_fewer_threads_than_cpus_are_said_where_the_user_has_not_chosen(container, monkeypatch):
+    root = container(cpu_max="max 100000")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert _machine.threads_to_spare({}, root) == (
+        "MXNet runs 4 threads, and this process may use 8 CPUs. Where each of them is a core of its own, "
+        "OMP_NUM_THREADS=8 before Python starts makes FP32 and AMP faster")
+    assert _machine.threads_to_spare({"OMP_NUM_THREADS": "1"}, root) == ""
+    assert _machine.threads_to_spare({}, container(cpu_max="400000 100000")) == ""
+
+
 @pytest.mark.parametrize(("given", "running", "set_to"), [
     ({}, 64, {"OMP_NUM_THREADS": "2"}),
     ({}, 65, {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "20000"}),
@@ -126,3 +136,12 @@ def test_init_says_it(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "gluon_amp"):
         amp.init("float32")
     assert "too many threads" in caplog.text
+
+
+def test_init_says_once_that_there_are_cpus_to_spare(monkeypatch, caplog):
+    monkeypatch.setattr(_machine, "threads_to_spare", lambda: "cpus to spare")
+    with caplog.at_level(logging.INFO, "gluon_amp"):
+        for _ in range(2):
+            amp.init("float32")
+            amp.deinit()
+    assert [record.levelname for record in caplog.records if "cpus to spare" in record.message] == ["INFO"]

@@ -140,3 +140,10 @@ def test_progress_without_a_terminal_is_a_line_at_a_time(monkeypatch, capsys):
 def test_what_takes_less_than_a_minute_prints_no_progress(capsys):
     list(progress.progress_bar(range(3), desc="search", unit="run", shown=True))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("asked", "hint"), [
+    ("*conv99*", " Did you mean 'net_stage1_conv0_fwd'?"), ("dens*", " Did you mean 'net_dense0'?"),
+    ("stage9", " Did you mean 'net_stage1_conv0_fwd'?"), ("net_dense1", " Did you mean 'net_dense0'?"), ("zzz", "")])
+def test_names_and_patterns_that_match_nothing_are_answered_with_the_closest(asked, hint):
+    assert errors.closest(asked, ["net_stage1_conv0_fwd", "net_dense0"]) == hint

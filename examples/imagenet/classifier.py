@@ -44,7 +44,8 @@ def _from_zoo(name: str, classes: int, pretrained: bool) -> HybridBlock:
         try:
             from gluoncv.model_zoo import get_model
         except ImportError:
-            raise ValueError(f"{_not_in(str(unknown), name)}. GluonCV has more: pip install gluoncv") from unknown
+            raise ValueError(f"{_not_in(str(unknown), name)}. GluonCV has more: pip install 'gluon_amp[tutorial]'"
+                             ) from unknown
     try:
         return get_model(name, **options)
     except ValueError as unknown:

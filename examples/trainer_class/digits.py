@@ -1,6 +1,6 @@
 """What both scripts share: their options, scikit-learn's handwritten digits, and a network for them.
 
-Without scikit-learn (`pip install scikit-learn`) they train on patterns made up in place of the digits.
+Without scikit-learn (`pip install 'gluon_amp[tutorial]'`) they train on patterns made up in place of the digits.
 """
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def loaders(batch_size: int) -> tuple[data.DataLoader, data.DataLoader]:
 
 def made_up_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return as many images and labels as scikit-learn has: ten random patterns, with noise."""
-    print("scikit-learn is not installed: training on made-up patterns. For digits: pip install scikit-learn")
+    print("scikit-learn is not installed: training on made-up patterns. For digits: pip install 'gluon_amp[tutorial]'")
     random = np.random.RandomState(0)
     labels = np.arange(1797) % 10
     patterns = random.uniform(0, 16, (10, 64))

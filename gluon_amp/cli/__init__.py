@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
+import signal
 import sys
 import warnings
 from importlib import metadata
@@ -16,7 +18,7 @@ from .words import complain
 
 __all__ = ["main", "parser"]
 
-FAILURE, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+FAILURE, WRONG_USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
 # Commands of earlier versions, and what to use in their place.
 _GONE = {
@@ -38,6 +40,19 @@ gluon-amp COMMAND --help says more."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as the package was imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as `head` has: what is left goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+
+
+def _run(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in _GONE:
         complain(f"gluon-amp {words[0]} is gone: {_GONE[words[0]]}")
@@ -56,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain(f"gluon-amp {arguments.command}: interrupted")
         return INTERRUPTED
+    except BrokenPipeError:
+        raise
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
     except (AmpError, ImportError) as error:  # a package that only this command needs

@@ -62,6 +62,7 @@ def environment() -> dict[str, str]:
     """Describe the machine and MXNet's build in words."""
     flags, threads = _machine.cpu_flags(), os.environ.get("OMP_NUM_THREADS")
     obstacle = _machine.memory_obstacle(os.environ)
+    fit = _machine.threads_misfit() or _machine.threads_to_spare()
     return {
         "verdict": f"amp.init() runs {verdict(device_supports())}.",
         "versions": f"gluon_amp {metadata.version('gluon_amp')}, MXNet {mx.__version__}, NumPy {np.__version__}, "
@@ -72,7 +73,7 @@ def environment() -> dict[str, str]:
         "oneDNN uses": cpu_isa() + (f", limited by {_machine.MAX_ISA}" if os.environ.get(_machine.MAX_ISA) else ""),
         "AMX tiles": _machine.amx_outcome() or ("not asked for" if "amx_tile" in flags else "none"),
         "threads": (f"OMP_NUM_THREADS={threads}" if threads else "OMP_NUM_THREADS is not set: MXNet takes half of the "
-                    "logical processors") + f". {_machine.threads_misfit()}".rstrip(". "),
+                    "logical processors") + f". {fit}".rstrip(". "),
         "freed memory": f"goes back to the system: {obstacle}" if obstacle else "stays for the next step's arrays",
         "GPUs": ", ".join(filter(None, map(_machine.device_name, range(gpus.count())))) or gpus.problem() or "none",
         **{f"C++ operators, {library.name}": library.missing or "loaded" for library in native.load()},

@@ -21,7 +21,7 @@ def package(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(f"an export to ONNX needs the packages onnx and onnxruntime ({error}).\n"
-                          "Run: python -m pip install onnx onnxruntime") from error
+                          "Run: python -m pip install 'gluon_amp[onnx]'") from error
 
 
 def onnx_package() -> Any:

@@ -19,6 +19,7 @@ from ..rules.tables import groups
 
 _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
+_said: set[str] = set()
 _LEAST_GAIN, _AMX_GAIN = 1.3, 2.5  # gains seen lie at 1.7 to 2.0, or at 0.5 to 0.7; with AMX at 5
 # Layers that networks spend their time in: channels, and the side of their maps.
 _PROBED, _PROBED_BATCH, _PROBES = ((64, 56), (128, 28), (256, 14)), 4, 5
@@ -190,6 +191,10 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
         misfit = _machine.threads_misfit()
         if misfit:
             _logger.warning("AMP: %s", misfit)
+        spare = _machine.threads_to_spare()
+        if spare and spare not in _said:
+            _said.add(spare)
+            _logger.info("AMP: %s", spare)
 
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:

@@ -2,8 +2,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -64,3 +67,35 @@ def test_an_interrupt_ends_in_one_line(monkeypatch, capsys):
 def test_the_package_runs_as_a_module_and_tells_versions():
     done = subprocess.run([sys.executable, "-m", "gluon_amp", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"gluon-amp {amp.__version__} (MXNet 1.9.1, Python ")
+
+
+@pytest.fixture
+def script(tmp_path):
+    """The command as pip installs it."""
+    path = tmp_path / "gluon-amp"
+    path.write_text("import sys\nprint('begins', file=sys.stderr, flush=True)\n"
+                    "from gluon_amp.cli import main\nsys.exit(main())\n")
+    return [sys.executable, str(path)]
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.8])
+def test_an_interrupt_of_the_imports_leaves_no_traceback(script, seconds):
+    with subprocess.Popen([*script, "check"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as command:
+        assert command.stderr.readline() == "begins\n"
+        time.sleep(seconds)
+        command.send_signal(signal.SIGINT)
+        said = command.communicate(timeout=60)[1]
+    assert command.returncode in (-signal.SIGINT, 130)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("arguments", ["--help", "check"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_is_no_error(script, arguments, unbuffered):
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run([*script, arguments], stdout=writes, stderr=subprocess.PIPE, text=True, timeout=120,
+                          env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    os.close(writes)
+    assert done.returncode in ((0, 141) if arguments == "--help" else (141,))  # argparse drops an error of its print
+    assert done.stderr == "begins\n"

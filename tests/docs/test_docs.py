@@ -69,17 +69,6 @@ def test_links_lead_to_files(page):
             and page.parent / target not in made] == []
 
 
-def test_the_front_pages_picture_is_of_the_readmes_table(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    import gain_picture
-
-    found = gain_picture.rows()
-    text = (ROOT / "README.md").read_text()
-    assert len(found) == 6
-    for _, _, slow, fast, ratio in found:
-        assert re.search(rf"{slow:g}0? s in .*\*\*{fast:g}0? s\*\* with gluon_amp \| \*\*{ratio}x\*\*", text)
-
-
 def test_the_reference_has_every_public_name_once():
     pages = "\n".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
     named = re.findall(r"^\.\. auto(?:function|class|exception|data):: (\w+)$", pages, re.MULTILINE)

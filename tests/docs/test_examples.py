@@ -420,7 +420,7 @@ class TestImagenet:
     def test_without_gluoncv_its_networks_are_named_as_such(self, tmp_path, without):
         options = {"cwd": tmp_path, "path": without("gluoncv")}
         said = refusal("imagenet/main_amp.py", "--synthetic", *FEW, "-a", "cifar_resnet20_v1", **options)
-        assert "GluonCV has more: pip install gluoncv" in said
+        assert "GluonCV has more: pip install 'gluon_amp[tutorial]'" in said
         assert len(scores(imagenet("--synthetic", *FEW, "--classes", 5, **options))) == 3
 
     @pytest.mark.slow
@@ -541,3 +541,57 @@ class TestImagenet:
         path.write_bytes(content)
         with pytest.raises(ValueError, match="damaged"):
             checkpoints.load(path, net, trainer, mx.cpu())
+
+
+class TestServing:
+    """The page "Serving" says what this shows."""
+
+    ASK = """
+import io, os, sys
+from concurrent.futures import ThreadPoolExecutor
+import serve
+import numpy as np
+
+images = np.random.RandomState(0).rand(9, 3, 32, 32).astype("float32")
+
+def ask(count):
+    data, said = io.BytesIO(), []
+    np.save(data, images[:count])
+    environ = {"CONTENT_LENGTH": data.tell(), "wsgi.input": io.BytesIO(data.getvalue())}
+    body = serve.app(environ, lambda status, headers: said.append(status))
+    return np.load(io.BytesIO(body[0])) if body else said[0]
+
+def serves():
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(ask, [1 + number % 8 for number in range(64)]))
+    return all(np.allclose(each, whole[:len(each)], atol=0.02) for each in found)
+
+whole = ask(8)
+assert whole.shape == (8, 5) and whole.std() > 0.05
+assert ask(9) == "413 Content Too Large"
+assert serves(), "the parent"
+children = []
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        os._exit(0 if serves() else 1)
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+assert serves(), "the parent, again"
+print("served")
+"""
+
+    def test_threads_and_forked_workers_share_a_network(self, tmp_path):
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Conv2D(16, 3, in_channels=3), gluon.nn.BatchNorm(in_channels=16),
+                gluon.nn.Activation("relu"), gluon.nn.Dense(5, in_units=16 * 30 * 30))
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        net(mx.nd.zeros((1, 3, 32, 32)))
+        net.export(str(tmp_path / "net"))
+        (tmp_path / "ask.py").write_text(self.ASK)
+        (tmp_path / "serve.py").write_bytes((EXAMPLES / "serving" / "serve.py").read_bytes())
+        environ = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "2"}
+        done = subprocess.run([sys.executable, "-W", "ignore", "ask.py"], cwd=tmp_path, capture_output=True, text=True,
+                              timeout=120, env=environ)
+        assert done.stdout == "served\n", done.stderr

@@ -405,7 +405,7 @@ class TestErrors:
 
     def test_missing_packages(self, small, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "onnx", None)
-        self.refused(tmp_path, ImportError, "Run: python -m pip install onnx onnxruntime", *small)
+        self.refused(tmp_path, ImportError, r"Run: python -m pip install 'gluon_amp\[onnx\]'", *small)
 
 
 class TestCommand:

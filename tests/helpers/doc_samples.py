@@ -21,7 +21,7 @@ EXCERPTS = [*sorted((ROOT / "examples").glob("*/README.md")), ROOT / "notebooks"
 _FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 _SHELL = ("", "sh", "bash", "console")
 # Programs of others, whose arguments are not for us to know.
-_FOREIGN = (".", "apt-get", "cd", "export", "git", "jupyter", "source")
+_FOREIGN = (".", "apt-get", "cd", "export", "git", "gunicorn", "jupyter", "source")
 _READERS_SCRIPT = "train.py"
 
 
