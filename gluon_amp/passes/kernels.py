@@ -124,9 +124,9 @@ def _is_member(entry: Entry, number: Mapping[int, int]) -> bool:
 
 
 def _is_normed(entry: Entry) -> bool:
-    """Tell whether a map comes from a BatchNorm, perhaps through a rectifier."""
+    """Tell whether a map comes from a BatchNorm, perhaps through a sum and a rectifier, which hand gradients on."""
     node = entry.node.inputs[0].node if entry.node.op in LIMITS else entry.node
-    return node.op == "BatchNorm"
+    return node.op == "BatchNorm" or (node.op == "elemwise_add" and any(map(_is_normed, node.inputs)))
 
 
 def _lowerable(nodes: Sequence[Node], consumers: Consumers, context: Context) -> set[int]:
@@ -190,16 +190,15 @@ def _cost(node: Node, kernel: Kernel, own: float, number: Mapping[int, int], con
 
 def _cheapest(members: Sequence[_Member], rates: Rates) -> list[int]:
     """Return the number of the kernel of each member by which all cost least."""
-    uniform = [[kernel if member.costs[kernel] < inf else _least(member.costs) for member in members]
-               for kernel in range(len(KERNELS))]
-    best = min(uniform, key=lambda choice: _total(members, choice, rates))
-    least, choice = _total(members, best, rates), best
-    for _ in range(_SWEEPS):
-        choice = _along_trees(members, choice, rates)
-        total = _total(members, choice, rates)
-        if total >= least:
-            break
-        best, least = choice, total
+    best: list[int] = []
+    least = inf
+    for kernel in range(len(KERNELS)):
+        choice = [kernel if member.costs[kernel] < inf else _least(member.costs) for member in members]
+        for _ in range(_SWEEPS):
+            total = _total(members, choice, rates)
+            if total < least:
+                best, least = choice, total
+            choice = _along_trees(members, choice, rates)
     return best
 
 
