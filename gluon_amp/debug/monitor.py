@@ -50,7 +50,7 @@ class DriftMonitor:
     every : int
         Take each step whose number, counted from 1, is a multiple, and every skipped one.
     keep : int
-        How many rows :attr:`rows` holds: a deque of step numbers and rows, the last ones.
+        How many rows ``rows`` holds: a deque of step numbers and rows, the last ones.
     first_step : int
         The number of the first step, for runs that are continued.
 
@@ -87,7 +87,7 @@ class DriftMonitor:
 
     @property
     def gradient_norms(self) -> list[float]:
-        """The norms in :attr:`rows`."""
+        """The norms in ``rows``."""
         return [row.gradient_norm for _, row in self.rows]
 
     def _stepped(self, overflowed: bool) -> None:
