@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 WHEELS = PROJECT / "build" / "pythons"
 # What runs on the newest Python, and with NumPy 2, beside the sample: imports, training, conversion and files.
 TESTS = ("tests/test_numpy_2.py", "tests/test_start.py", "tests/training/test_training.py",
-         "tests/training/test_checkpoint.py", "tests/convert/test_outputs.py", "tests/convert/test_convert.py")
+         "tests/training/test_checkpoint.py", "tests/convert/test_symbols.py", "tests/convert/test_convert.py")
 # MXNet alone, which NumPy 2 cannot be imported with.
 NEEDS_STOCK = "tests/convert/test_convert.py::TestFiles::test_stock_mxnet_loads_and_runs_them"
 SAMPLE = PROJECT / "examples" / "three_lines" / "after.py"
