@@ -27,6 +27,7 @@ from ..metrics import fewest, relative_error
 from ..passes import Context, Facts, Int8
 from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy
+from ..rules.tables.groups import CHOOSE_BY_ORDER
 from ..state.in_force import under
 from .calibration import Batch, Calibration, batches_of, collect
 from .convert import Conversion, analyse_network, convert, earlier
@@ -290,12 +291,13 @@ class _Search:
         record = replace(made.record, int8=tuple(layers), wide={**self._reasons, **dict.fromkeys(wide, reason)},
                          error=error, layer_errors={name: self._errors[name] for name in layers},
                          trials=tuple(self._trials))
-        if layers and math.isinf(self._limit) and error > _FAR:
+        graph = to_graph(made.symbol)
+        sorts = any(node.op in CHOOSE_BY_ORDER for node in graph.operators())  # as detections, which may change places
+        if layers and math.isinf(self._limit) and error > _FAR and not sorts:
             warn(f"outputs in INT8 are {error:.1%} off FP32: name what is allowed, by max_error, or by metric "
                  "and budget, and layers stay in another type until it holds")
         notes = {**record.wide, **{name: f"in INT8: by itself {error:.1%} off FP32"
                                    for name, error in record.layer_errors.items()}}
-        graph = to_graph(made.symbol)
         for node in graph.operators():
             names = [node.name, node.name.replace(MADE, "", 1), *decided_in(node)]
             told = next((notes[name] for name in names if name in notes), None)

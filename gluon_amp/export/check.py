@@ -21,15 +21,12 @@ from .._mxnet.symbols import from_graph
 from ..errors import GraphError
 from ..graph import VARIABLE, Entry, Graph, Node
 from ..metrics import relative_error
+from ..rules.tables.groups import CHOOSE_BY_ORDER
 from .precision import onnx_package, package
 
-# Operators that decide by order, and which among equal values is anybody's choice.
-_SORTING = frozenset({"topk", "sort", "argsort", "argmax", "argmax_channel", "argmin", "_npi_argmax", "_npi_argmin",
-                      "_contrib_box_nms", "_contrib_bipartite_matching", "_contrib_Proposal",
-                      "_contrib_MultiBoxDetection"})
 # Others that decide: of ``broadcast_`` too, and of a tensor with a number.
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "less", "less_equal")
-_DECIDING = _SORTING.union(
+_DECIDING = CHOOSE_BY_ORDER.union(
     ("floor", "ceil", "round", "rint", "fix", "trunc", "sign"),
     (form.format(name) for name in _COMPARISONS
      for form in ("_{}", "broadcast_{}", "_{}_scalar", "_npi_{}", "_npi_{}_scalar")))
@@ -103,7 +100,7 @@ class Comparison:
     def _is_anybodys(self, entry: Entry, values: Mapping[str, np.ndarray]) -> bool:
         """Tell whether a tensor is a choice among equal values."""
         node = self._deciding.get(entry.node.name)
-        if node is None or node.op not in _SORTING:
+        if node is None or node.op not in CHOOSE_BY_ORDER:
             return False
         read = {other.key for other in node.inputs}
         return any(np.unique(values[name + _GIVEN]).size < values[name + _GIVEN].size

@@ -245,3 +245,8 @@ IGNORE_GRADIENT = frozenset((*LOSS_OUTPUTS, "SVMOutput", "make_loss"))
 ADDS_GRADIENT = "IdentityAttachKLSparseReg"  # passes the gradient that comes back on, and adds one of its own
 WITH_OWN_GRADIENT = frozenset((*IGNORE_GRADIENT, ADDS_GRADIENT))
 CUSTOM = "Custom"  # the user's own, which says for itself whether it reads the gradient that comes back
+
+# Operators that decide by order, and which among equal values is anybody's choice.
+CHOOSE_BY_ORDER = frozenset({
+    "topk", "sort", "argsort", "argmax", "argmax_channel", "argmin", "_npi_argmax", "_npi_argmin", "_contrib_box_nms",
+    "_contrib_bipartite_matching", "_contrib_Proposal", "_contrib_MultiBoxDetection"})
