@@ -30,7 +30,7 @@ from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Consumers, Entry, Graph, Node, operator, redirect
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
-from .kernels import BATCH_NORM, IN_CPP, LIMITS, NATIVE, candidates, choose, gives_map, maps_of
+from .kernels import BATCH_NORM, IN_CPP, LIMITS, NATIVE, candidates, choose, gives_map, is_within, maps_of
 from .precisions import plan_outputs, propagate_dtypes
 
 # Inputs that stay FP32 in low precision, where the rule does not say it.
@@ -70,10 +70,6 @@ def _decide(node: Node, kernel: Kernel, context: Context) -> None:
         plan_outputs(node, context)
 
 
-def _is_nhwc(entry: Entry, inside: set[int]) -> bool:
-    return id(entry.node) in inside and gives_map(entry.node)
-
-
 def _leaves(node: Node, inside: set[int], consumers: Consumers) -> bool:
     entry = Entry(node)
     is_read = consumers.is_head(entry) or any(id(consumer) not in inside for consumer in consumers.of(entry))
@@ -86,7 +82,7 @@ def _to_nhwc(graph: Graph, chain: list[Node], consumers: Consumers, context: Con
     _back_to_nchw(graph, [node for node in chain if _leaves(node, inside, consumers)], inside, context)
     for node in chain:
         count = len(maps_of(node))
-        maps = [entry if _is_nhwc(entry, inside) else
+        maps = [entry if is_within(entry, inside) else
                 _transposed(graph, entry, _NHWC, _nhwc(entry.shape), context) for entry in node.inputs[:count]]
         node.inputs = [*maps, *node.inputs[count:]]
         if gives_map(node):

@@ -7,13 +7,12 @@ of all operators, which are trees, the cheapest assignment is found exactly; whe
 from __future__ import annotations
 
 from math import inf, prod
-from typing import Mapping, NamedTuple, Sequence
+from typing import Container, Mapping, NamedTuple, Sequence
 
 from ..costs import KERNELS, Kernel, Layer, Rates
 from ..dtypes import FLOAT32
-from ..graph import Consumers, Entry, Graph, Node
+from ..graph import WISHES, Consumers, Entry, Graph, Node
 from ..graph.attrs import integer, integers, is_channels_last, is_set
-from ..graph.graph import WISHES
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
 from ..rules.shapes import pools_to_means
 from .activations import HARD_SWISH
@@ -89,6 +88,11 @@ def gives_map(node: Node) -> bool:
     return node.op not in (*_POOLS, _MEANS)
 
 
+def is_within(entry: Entry, ids: Container[int]) -> bool:
+    """Tell whether a tensor is a map that one of some operators gives, named by the ids of their nodes."""
+    return id(entry.node) in ids and gives_map(entry.node)
+
+
 class _Map(NamedTuple):
     """A map that a member reads from another."""
 
@@ -109,24 +113,30 @@ def choose(nodes: Sequence[Node], consumers: Consumers, context: Context) -> dic
     """Return the kernel of each of the :func:`candidates`, by the id of its node."""
     rates = context.device.rates
     number = {id(node): position for position, node in enumerate(nodes)}
-    low = _lowerable(nodes, consumers, context)
+    low, normed = _lowerable(nodes, consumers, context), _normed(nodes)
     members = [_Member(node, [_cost(node, kernel, own, number, consumers, context) if
                               _may_run(node, kernel, id(node) in low, context) else inf
                               for kernel, own in zip(KERNELS, _own_costs(node, rates))],
-                       [_Map(number[id(entry.node)], prod(entry.shape or ()), _is_normed(entry))
-                        for entry in maps_of(node) if _is_member(entry, number)])
+                       [_Map(number[id(entry.node)], prod(entry.shape or ()),
+                             id(_behind_limit(entry)) in normed)
+                        for entry in maps_of(node) if is_within(entry, number)])
                for node in nodes]
     return {id(node): KERNELS[choice] for node, choice in zip(nodes, _cheapest(members, rates))}
 
 
-def _is_member(entry: Entry, number: Mapping[int, int]) -> bool:
-    return id(entry.node) in number and gives_map(entry.node)
+def _behind_limit(entry: Entry) -> Node:
+    return entry.node.inputs[0].node if entry.node.op in LIMITS else entry.node
 
 
-def _is_normed(entry: Entry) -> bool:
-    """Tell whether a map comes from a BatchNorm, perhaps through a sum and a rectifier, which hand gradients on."""
-    node = entry.node.inputs[0].node if entry.node.op in LIMITS else entry.node
-    return node.op == "BatchNorm" or (node.op == "elemwise_add" and any(map(_is_normed, node.inputs)))
+def _normed(nodes: Sequence[Node]) -> set[int]:
+    """Return the ids of BatchNorm, and of sums with its results, which hand gradients on."""
+    found: set[int] = set()
+    for node in nodes:
+        read = [_behind_limit(entry) for entry in node.inputs]
+        found.update(id(each) for each in (node, *read) if each.op == "BatchNorm")
+        if node.op == "elemwise_add" and any(id(each) in found for each in read):
+            found.add(id(node))
+    return found
 
 
 def _lowerable(nodes: Sequence[Node], consumers: Consumers, context: Context) -> set[int]:
@@ -175,7 +185,7 @@ def _cost(node: Node, kernel: Kernel, own: float, number: Mapping[int, int], con
     if kernel != Kernel(context.policy.lowers and Entry(node).dtype == context.target, False):
         own *= _DOUBT
     given = [(prod(each.shape or ()), Kernel(each.dtype != FLOAT32, False)) for each in maps_of(node)
-             if not _is_member(each, number)]
+             if not is_within(each, number)]
     if node.op == "BatchNorm" and not kernel.nhwc and any(each.low != kernel.low for _, each in given):
         return inf  # on maps in plain layout, as casts give them, it is slow
     cost = own + sum(rates.conversion(values, each, kernel) for values, each in given)
@@ -192,13 +202,17 @@ def _cheapest(members: Sequence[_Member], rates: Rates) -> list[int]:
     """Return the number of the kernel of each member by which all cost least."""
     best: list[int] = []
     least = inf
+    swept: dict[tuple[int, ...], tuple[float, list[int]]] = {}  # the cost of choices, and what a sweep makes of them
     for kernel in range(len(KERNELS)):
         choice = [kernel if member.costs[kernel] < inf else _least(member.costs) for member in members]
         for _ in range(_SWEEPS):
-            total = _total(members, choice, rates)
+            key = tuple(choice)
+            if key not in swept:
+                swept[key] = _total(members, choice, rates), _along_trees(members, choice, rates)
+            total, after = swept[key]
             if total < least:
                 best, least = choice, total
-            choice = _along_trees(members, choice, rates)
+            choice = after
     return best
 
 
@@ -231,20 +245,23 @@ def _edge(member: _Member, number: int, given: int, mine: int, rates: Rates) -> 
 
 def _along_trees(members: Sequence[_Member], before: Sequence[int], rates: Rates) -> list[int]:
     """Choose exactly along each member's first map; at other maps one of both sides is as it was before."""
-    kernels = range(len(KERNELS))
-    costs = [list(member.costs) for member in members]
+    costs = [{kernel: cost for kernel, cost in enumerate(member.costs) if cost < inf} for member in members]
     for position, member in enumerate(members):
         for number, (maker, *_) in enumerate(member.maps[1:], 1):
-            for kernel in kernels:
+            for kernel in costs[position]:
                 costs[position][kernel] += _edge(member, number, before[maker], kernel, rates)
+            for kernel in costs[maker]:
                 costs[maker][kernel] += _edge(member, number, kernel, before[position], rates)
-    answers: list[list[int]] = [[] for _ in members]  # the best kernel for each kernel of the first map's maker
+    answers: list[dict[int, int]] = [{} for _ in members]  # the best kernel for each kernel of the first map's maker
     for position, member in reversed(list(enumerate(members))):  # consumers first
-        for given in kernels if member.maps else ():
-            ways = [costs[position][kernel] + _edge(member, 0, given, kernel, rates) for kernel in kernels]
-            answers[position].append(_least(ways))
-            costs[member.maps[0].maker][given] += min(ways)
+        of_maker = costs[member.maps[0].maker] if member.maps else {}
+        for given in of_maker:
+            ways = {kernel: cost + _edge(member, 0, given, kernel, rates) for kernel, cost in costs[position].items()}
+            answers[position][given] = best = min(ways, key=lambda kernel: ways[kernel])
+            of_maker[given] += ways[best]
     choice: list[int] = []
     for position, member in enumerate(members):
-        choice.append(answers[position][choice[member.maps[0].maker]] if member.maps else _least(costs[position]))
+        of_own = costs[position]
+        choice.append(answers[position][choice[member.maps[0].maker]] if member.maps
+                      else min(of_own, key=lambda kernel: of_own[kernel]))
     return choice
