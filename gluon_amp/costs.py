@@ -88,13 +88,13 @@ class Rates:
 
     def convolution(self, layer: Layer) -> list[float]:
         """Return the cost of a convolution in each kernel."""
-        nearest = self.nearest(layer)
+        nearest = _nearest(self, layer)
         share = layer.arithmetic / nearest.layer.arithmetic
         return [cost * share for cost in nearest.convolution]
 
     def batch_norm(self, values: int, behind: Layer) -> list[float]:
         """Return the cost of BatchNorm, with a rectifier, of the result of a convolution."""
-        nearest = self.nearest(behind)
+        nearest = _nearest(self, behind)
         share = values / (nearest.layer.after * nearest.layer.pixels)
         return [cost * share for cost in nearest.batch_norm]
 
@@ -110,13 +110,10 @@ class Rates:
         by_value = transposed * self.maps[TRANSPOSE][0] + casts * self.maps[CAST][0]
         return by_value * values / 1e6 + (transposed + casts) * self.maps[CALL][0]
 
-    def nearest(self, layer: Layer) -> Measured:
-        """Return the most similar layer that was measured."""
-        return _nearest(self, layer)
-
 
 @lru_cache(maxsize=4096)
 def _nearest(rates: Rates, layer: Layer) -> Measured:
+    """Return the most similar layer that was measured."""
     return min(rates.layers, key=lambda each: layer.distance(each.layer))
 
 
@@ -139,14 +136,13 @@ def rates_of(cpu: Cpu | None, isa: str) -> Rates:
 @lru_cache(maxsize=1)
 def _rows() -> list[Rates]:
     """Read the rows that this user measured, and those of the package."""
-    rows = [row for path in (own_file(), _FILE) if path.is_file() for row in json.loads(path.read_text())["rows"]]
-    whole = [_read(row) for row in rows if row["layers"]]
+    files = [path for path in (own_file(), _FILE) if path.is_file()]
+    rows = [_read(row) for path in files for row in json.loads(path.read_text())["rows"]]
 
-    def completed(row: Mapping[str, Any]) -> Rates:
-        """Read a row, whose layers cost what they cost on the nearest CPU where they were not measured."""
-        rates = _read(row)
-        nearest = min(whole, key=lambda each: isa_distance(each.isa, rates.isa))
-        return rates if rates.layers else replace(rates, layers=nearest.layers, maps=nearest.maps)
+    def completed(row: Rates) -> Rates:
+        """Take what layers cost from the nearest CPU where they were not measured."""
+        nearest = min((each for each in rows if each.layers), key=lambda each: isa_distance(each.isa, row.isa))
+        return row if row.layers else replace(row, layers=nearest.layers, maps=nearest.maps)
     return list(map(completed, rows))
 
 

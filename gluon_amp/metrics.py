@@ -6,8 +6,6 @@ from typing import Any, Callable, Sequence, TypeVar
 
 import numpy as np
 
-from .errors import PolicyError, expected
-
 Item = TypeVar("Item")
 Condition = Callable[[Sequence[Item]], bool]
 
@@ -66,29 +64,32 @@ def _pruned(kept: list[Item], holds: Condition) -> list[Item]:
     return kept
 
 
-def measured(metric: Any, net: Any) -> float:
-    """Return the number that a metric gives for a network.
+def judged(metric: Any, net: Any) -> Any:
+    """Return what a metric gives for a network: a function of it, or a metric of MXNet's and a loader.
 
-    It is a function of the network, or a metric of MXNet's with data and labels, of a DataLoader or a DataIter. A
-    function may also return an array of one number, or a name and a number, as ``EvalMetric.get`` does.
+    The loader is a DataLoader, or another iterable of data and labels, or a DataIter, whose padding does not count.
     """
-    value = given = _judged(metric[0], metric[1], net) if isinstance(metric, (tuple, list)) else metric(net)
+    if not isinstance(metric, (tuple, list)):
+        return metric(net)
+    judge, loader = metric
+    judge.reset()
+    if hasattr(loader, "reset"):
+        loader.reset()
+    for batch in loader:
+        data, labels = (batch.data, batch.label) if hasattr(batch, "label") else (batch[:1], batch[1:])
+        count = len(data[0]) - (getattr(batch, "pad", 0) or 0)  # samples that fill the last batch do not count
+        found = net(*data)
+        judge.update(*([each[:count] for each in given] for given in
+                       (labels, found if isinstance(found, (list, tuple)) else [found])))
+    return judge.get()
+
+
+def as_number(value: Any) -> float | None:
+    """Return what a metric gave as a number, of ``EvalMetric.get`` the value beside the name; None for all else."""
     if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], str):
         value = value[1]
     if hasattr(value, "asnumpy"):
         value = value.asnumpy()
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
-    if not isinstance(value, (Real, np.bool_)):
-        raise PolicyError(expected("a number, an array of one, or a name and a number", "the result of metric", given))
-    return float(value)
-
-
-def _judged(judge: Any, batches: Any, net: Any) -> Any:
-    judge.reset()
-    if hasattr(batches, "reset"):
-        batches.reset()
-    for batch in batches:
-        data, labels = (batch.data, batch.label) if hasattr(batch, "label") else (batch[:1], batch[1:])
-        judge.update(labels, [net(*data)])
-    return judge.get()
+    return float(value) if isinstance(value, (Real, np.bool_)) else None

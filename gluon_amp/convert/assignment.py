@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from numbers import Real
 from operator import itemgetter
 from typing import Any, Callable, Collection, Mapping, Sequence, Tuple
 
@@ -23,7 +22,7 @@ from ..dtypes import FLOAT32, INT8
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
 from ..graph import unique_name
 from ..graph.attrs import NOTE
-from ..metrics import fewest, relative_error
+from ..metrics import as_number, fewest, judged, relative_error
 from ..passes import Context, Facts, Int8
 from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy
@@ -308,29 +307,8 @@ class _Search:
 
 
 def _metric_of(metric: Any, net: HybridBlock) -> float:
-    """Measure a network by a function, or by a metric of MXNet's and a loader of data and labels."""
-    if not isinstance(metric, (list, tuple)):
-        return _number(metric(net))
-    judge, loader = metric
-    judge.reset()
-    if isinstance(loader, mx.io.DataIter):
-        loader.reset()
-    for batch in loader:
-        is_batch = isinstance(batch, mx.io.DataBatch)
-        data, labels = (batch.data, batch.label) if is_batch else ([each] for each in batch)
-        count = len(data[0]) - (batch.pad or 0 if is_batch else 0)  # samples that fill the last batch do not count
-        found = net(*data)
-        judge.update(*([each[:count] for each in given] for given in
-                       (labels, found if isinstance(found, (list, tuple)) else [found])))
-    return _number(judge.get())
-
-
-def _number(value: Any) -> float:
-    """Return what a metric gave as a number: of EvalMetric.get the value beside the name."""
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
-        value = value[1]
-    if isinstance(value, (mx.nd.NDArray, np.ndarray)) and value.size == 1:
-        value = value.item() if isinstance(value, np.ndarray) else value.asnumpy().item()
-    if not isinstance(value, Real):
-        raise TypeError(expected("a number as the result of metric", "result", value))
-    return float(value)
+    given = judged(metric, net)
+    value = as_number(given)
+    if value is None:
+        raise TypeError(expected("a number as the result of metric", "result", given))
+    return value

@@ -15,7 +15,7 @@ from mxnet.gluon import Block
 from .. import checks
 from ..aliases import also
 from ..errors import PolicyError, StateError, expected
-from ..metrics import fewest, measured, relative_error
+from ..metrics import as_number, fewest, judged, relative_error
 from ..progress import progress_bar
 from ..rules import Device, Policy
 from ..session import hooks
@@ -101,7 +101,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
             return [array.asnumpy().astype("float64") for array in float_arrays(net(*arguments))]
 
     with hooks.kept_in_place(), progress_bar(desc="search", unit="run", shown=progress) as bar:
-        trials = _Trials(net, outputs if metric is None else lambda: [measured(metric, net)],
+        trials = _Trials(net, outputs if metric is None else lambda: [_measured(metric, net)],
                          _distance if metric is None else _lost if greater_is_better else lambda a, b: _lost(b, a),
                          limit, base, device, state.devices, bar)
         if trials.hold(()):
@@ -128,6 +128,14 @@ def _limit(max_error: float | None, metric: Any, budget: float | None) -> float:
     name, value = ("budget", budget) if max_error is None else ("max_error", max_error)
     if value is None or not checks.is_number(value) or not 0 <= value < math.inf:
         raise PolicyError(expected("a number, 0 or above", name, value))
+    return value
+
+
+def _measured(metric: Any, net: Block) -> float:
+    given = judged(metric, net)
+    value = as_number(given)
+    if value is None:
+        raise PolicyError(expected("a number, an array of one, or a name and a number", "the result of metric", given))
     return value
 
 

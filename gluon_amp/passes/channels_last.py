@@ -1,4 +1,4 @@
-"""Let chains of convolutions train with the channels last, in C++, where MXNet has no good kernels for them.
+"""Train image networks by the kernels that cost least: MXNet's, or in C++ with the channels last.
 
 ::
 
@@ -13,12 +13,10 @@ Behind convolutions in groups that are no whole blocks of 16 channels, MXNet's o
 reference where the CPU has AVX512, and BatchNorm of such channels on plain arrays: chains with those are NHWC, too.
 Without AVX512 it has no kernels for convolutions of odd channels, nor for large depthwise ones, as in NASNet.
 
-A chain is of one type: FP32, or bfloat16 where that is the low-precision type and not imitated. Its weights stay FP32:
-the operators round them. An operator that goes along with its data, or was kept in FP32 for its few channels alone,
-joins a chain in bfloat16 where nothing but the chain reads it. MXNet transposes in FP32 only, so that casts come before
-and behind: a transposition has to save more there.
+Weights stay FP32 in bfloat16: the operators round them. MXNet transposes in FP32 only, so that casts come before and
+behind.
 
-Which operators run so is chosen by cost (:mod:`~gluon_amp.passes.kernels`).
+Which operators run so, and in which type, is chosen by cost (:mod:`~gluon_amp.passes.kernels`).
 """
 from __future__ import annotations
 

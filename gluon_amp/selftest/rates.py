@@ -1,4 +1,4 @@
-"""Measure what kernels cost on this CPU, in a minute: the row of it for ``rates.json``.
+"""Measure what kernels cost on this CPU, in two minutes: the row of it for ``rates.json``.
 
 Layers are measured in networks of one and of five units: a unit takes a fourth of the difference, so that operators
 before and behind the units do not count. Convolutions in groups stand behind pointwise ones, as in networks: MXNet has
@@ -118,13 +118,15 @@ def _maps() -> dict[str, list[float]]:
     def behind(base: Sequence[float], *operators: str) -> list[float]:
         return [round(max(cost - alone, 0.0) / million, 4) for cost, alone in zip(_in_each(_PLAIN, operators), base)]
 
+    def conversion(layer: tuple[int, int, int, int], name: str) -> float:  # each there and back
+        return max(_unit(layer, (name,), KERNELS[0]) - _unit(layer, (), KERNELS[0]), 0.0) / 2
+
     scale = behind(normed, "norm", "activation", "scale")
-    turned, cast = (behind(bare, name)[0] / 2 for name in (TRANSPOSE, CAST))  # each there and back
-    call = max(a - b for a, b in zip(_in_each(_SMALL, (TRANSPOSE,))[:1], _in_each(_SMALL, ()))) / 2
     return {"activation": behind(bare, "activation"), "clip": behind(normed, "norm", "clip"),
             "swish": behind(normed, "norm", "swish"), "add": behind(normed, "norm", "add", "activation"),
-            "scale": scale, "mean": [round(each / 3, 4) for each in scale],
-            TRANSPOSE: [round(turned, 4)], CAST: [round(cast, 4)], CALL: [round(max(call, 0.0), 4)]}
+            "scale": scale, "mean": [round(each / 3, 4) for each in scale],  # whose part of it was not measured
+            **{name: [round(conversion(_PLAIN, name) / million, 4)] for name in (TRANSPOSE, CAST)},
+            CALL: [round(conversion(_SMALL, TRANSPOSE), 4)]}
 
 
 def _alone(layer: tuple[int, int, int, int], operators: Sequence[str]) -> list[float]:
@@ -137,20 +139,20 @@ def _alone(layer: tuple[int, int, int, int], operators: Sequence[str]) -> list[f
 
 def _in_each(layer: tuple[int, int, int, int], operators: Sequence[str]) -> list[float]:
     """Return milliseconds of a unit in each kernel."""
+    return [_unit(layer, operators, kernel) for kernel in KERNELS]
+
+
+def _unit(layer: tuple[int, int, int, int], operators: Sequence[str], kernel: Kernel) -> float:
+    """Return milliseconds of a unit in a kernel."""
     side, groups, channels, pixels = layer
-    data = mx.nd.random.normal(shape=(_IMAGES, channels, pixels, pixels))
-    found = []
-    for kernel in KERNELS:
-        state = _state(kernel)
-        if state is None:
-            found.append(_ABSENT)
-            continue
-        with under(state):
-            steps = [_step(_ready(_chain(side, groups, channels, operators, count)), data) for count in (1, 1 + _UNITS)]
-            once = sum(interleaved(steps, 1)) / 1e3
-            few, many = interleaved(steps, min(max(int(_SECONDS / once), _ROUNDS[0]), _ROUNDS[1]), of=min)
-        found.append(round(max(many - few, 0.0) / _UNITS, 4))
-    return found
+    data, state = mx.nd.random.normal(shape=(_IMAGES, channels, pixels, pixels)), _state(kernel)
+    if state is None:
+        return _ABSENT
+    with under(state):
+        steps = [_step(_ready(_chain(side, groups, channels, operators, count)), data) for count in (1, 1 + _UNITS)]
+        once = sum(interleaved(steps, 1)) / 1e3
+        few, many = interleaved(steps, min(max(int(_SECONDS / once), _ROUNDS[0]), _ROUNDS[1]), of=min)
+    return round(max(many - few, 0.0) / _UNITS, 4)
 
 
 def _state(kernel: Kernel) -> State | None:

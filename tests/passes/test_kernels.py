@@ -85,6 +85,12 @@ class TestChoice:
         assert planned(block("a", plain(WIDE)), rates(pointwise=(9, 0, 9, 0), by=20.0))["a"][0] == "Convolution"
         assert planned(block("a", plain(WIDE)), rates(pointwise=(9, 0, 9, 0), by=0.1))["a"][0] != "Convolution"
 
+    def test_sums_of_sums_are_looked_at_once(self):
+        data = block("a", plain(WIDE))
+        for number in range(60):
+            data = Entry(op("elemwise_add", f"sum{number}", data, data, shape=WIDE))
+        assert planned(data, rates(pointwise=(9, 0, 9, 0)), Policy("float32"))["a"][0] == "_gluon_amp_convolution"
+
     def test_users_wishes_are_not_overruled(self):
         policy = Policy("bfloat16", excluded=frozenset({"a"}))
         made = planned(blocks("ab", plain(WIDE)), rates(pointwise=(9, 9, 9, 0)), policy)
