@@ -28,7 +28,6 @@ from ..rules.decision import (
     in_fp32,
     may_lower,
     number,
-    square_of,
 )
 from ..rules.tables import groups
 from .context import Context
@@ -87,11 +86,10 @@ def decide(node: Node, context: Context) -> Decision:
         return EXCLUDED
     if context.int8 is not None and node.name in context.int8.layers:
         return IN_INT8
-    op = square_of(node.op, *(entry.key for entry in node.inputs)) or node.op
-    if op != node.op and node.op not in context.policy.overrides:
-        decision = context.decide(op, {}, _data_shape(node))
-    else:
-        decision = context.decide(node.op, node.attrs, _data_shape(node))
+    is_squared = len(node.inputs) == 2 and node.inputs[0].key == node.inputs[1].key
+    square = context.policy.square_of(node.op) if is_squared else None
+    op, attrs = (square, {}) if square else (node.op, node.attrs)
+    decision = context.decide(op, attrs, _data_shape(node))
     for position, entry in enumerate(node.inputs) if may_lower(decision) else ():
         value = constant(entry) if position not in decision.fp32_inputs and context.is_float(entry) else None
         if value is not None and not FORMATS[context.target].holds(value):

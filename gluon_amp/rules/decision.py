@@ -89,14 +89,6 @@ def constants_of(op: str) -> tuple[str, ...]:
     return _SCALAR if op.endswith("scalar") else _PARAMETERS.get(op, ())
 
 
-_SQUARES = {"elemwise_mul": "square", "broadcast_mul": "square", "_npi_multiply": "_npi_square"}
-
-
-def square_of(op: str, *factors: Any) -> str | None:
-    """Name the operator whose rules hold for a product of a tensor with itself; None for all else."""
-    return _SQUARES.get(op) if len(factors) == 2 and factors[0] == factors[1] else None
-
-
 def number(text: str | None) -> float | None:
     """Read a parameter; None where it is no number."""
     try:

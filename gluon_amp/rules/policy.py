@@ -21,6 +21,7 @@ from .tables import table
 ConditionalOp = Tuple[str, str, Sequence[str]]
 _MOST_SHOWN = 6
 _FORMAT = "gluon_amp policy 1"
+_SQUARES = {"elemwise_mul": "square", "broadcast_mul": "square", "_npi_multiply": "_npi_square"}
 # For operators of libraries that were loaded, or of a later MXNet.
 _DEFAULT = Rule(FP32, note="not in the operator tables: FP32 is safe for every operator", cause=Cause.DEFAULT)
 
@@ -164,6 +165,10 @@ class Policy:
         """Return the rule that keeps an operator in FP32 for the shape of its data, which may change between calls."""
         return next((rule.decision for rule in SHAPE_RULES if rule.op == op and self._heeds(rule, device)
                      and rule.holds(attrs, shape or (), device.amx)), None)
+
+    def square_of(self, op: str) -> str | None:
+        """Name the operator whose rules hold for a product of a tensor with itself, where the user names none."""
+        return None if op in self.overrides else _SQUARES.get(op)
 
     def depends_on_shape(self, op: str, device: Device) -> bool:
         """Tell whether the shape of its data may keep an operator in FP32."""

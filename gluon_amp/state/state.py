@@ -14,7 +14,7 @@ from .._mxnet.invoke import Invocation, handle_of, parameters_of, registered_ope
 from ..dtypes import BFLOAT16, FLOAT32, Support
 from ..graph.attrs import TYPE_FLAGS
 from ..rules import ANY_DEVICE, KEEP, Decision, Device, Policy, make_policy
-from ..rules.decision import SWITCHED_OFF, square_of
+from ..rules.decision import SWITCHED_OFF
 from .devices import cpu_rates
 
 custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
@@ -55,6 +55,7 @@ class Operator(NamedTuple):
     name: str
     rule: Decision | None  # None where it depends on the call
     may_lower: bool  # whether it can run in low precision when none of its inputs is
+    square: str | None = None  # the operator whose rules hold for an array times itself
 
 
 class EagerPolicy:
@@ -70,14 +71,14 @@ class EagerPolicy:
             rule = policy.fixed(name, device)
             # Operators that take inputs as they come know float16, but few know bfloat16.
             if rule is None or rule.rule != KEEP or self.target == BFLOAT16:
-                self.operators[handle_of(name)] = (Operator(name, rule, policy.may_lower(name)) if enabled
-                                                   else Operator(name, SWITCHED_OFF, False))
+                self.operators[handle_of(name)] = (
+                    Operator(name, rule, policy.may_lower(name), policy.square_of(name)) if enabled
+                    else Operator(name, SWITCHED_OFF, False))
 
     def decide(self, operator: Operator, call: Invocation) -> Decision:
         """Return the rule of a call."""
-        square = square_of(operator.name, *map(id, call.inputs))
-        if square is not None and operator.name not in self.policy.overrides:
-            return self.rule_of(square, {}, call.inputs[0].shape)
+        if operator.square and len(call.inputs) == 2 and call.inputs[0] is call.inputs[1]:
+            return self.rule_of(operator.square, {}, call.inputs[0].shape)
         if operator.rule is not None:
             return operator.rule
         return self.rule_of(operator.name, call.attrs(), call.inputs[0].shape)
