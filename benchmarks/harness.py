@@ -475,6 +475,8 @@ class _Driver:
         for child, track in [*self.pairs[first:], *self.pairs[:first]]:
             child.timeout = self.patience()
             try:
+                if steps > 1:  # the first step finds its memory in no cache, or reclaimed: it would be the others' time
+                    child.ask("run", steps=1)
                 track.record(child.ask("run", steps=steps))
             except (UsageError, ChildFailed) as failure:
                 if number and self.left() <= 0:  # not its fault: the rounds before count

@@ -191,11 +191,11 @@ def _pools_windows(node: Node, consumers: Consumers) -> bool:
 def _is_slow_pooling(node: Node, context: Context) -> bool:
     """Tell whether oneDNN has no kernel for the gradient, or takes values one by one.
 
-    For the gradient in low precision there is a shape rule.
+    A shape rule keeps pooling in FP32 for its gradient, for which oneDNN's FP32 has no kernel either in some layouts.
     """
     device, data = context.device, node.inputs[0]
     if is_set(node.attrs, "global_pool"):
-        return (context.facts.recorded and not context.policy.lowers
+        return (context.facts.recorded
                 and pools_out_of_order(node.attrs, data.shape or (), device.amx, device.channel_multiple or BLOCK))
     return device.channel_multiple == AVX2_VALUES and context.int8 is None and _lies_in_rows(data)
 

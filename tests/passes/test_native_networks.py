@@ -350,3 +350,27 @@ def losses(steps=300, batch=16, classes=8):
         trainer.step(batch)
         found.append(float(loss.mean().asscalar()))
     return found
+
+
+@pytest.mark.parametrize("target", TYPES)
+def test_means_of_few_channels_over_many_pixels(target):
+    """oneDNN computes their gradient value by value: in FP32 too, where the data comes from a bfloat16 network."""
+    def results():
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(32, 3, in_channels=3, activation="relu"), nn.GlobalAvgPool2D(),
+                nn.Dense(4, in_units=32))
+        net.initialize(mx.init.Xavier(rnd_type="gaussian"))
+        net.hybridize()
+        with autograd.record():
+            loss = net(mx.nd.random.normal(shape=(2, 3, 66, 66))).square().sum()
+        loss.backward()
+        return net, [loss.asnumpy(), *(each.grad().asnumpy() for name, each in net.collect_params().items()
+                                       if each.grad_req != "null")]
+
+    mx.random.seed(3)
+    expected = results()[1]
+    amp.init(target)
+    mx.random.seed(3)
+    net, found = results()
+    assert {"_gluon_amp_pooling", "_gluon_amp_channel_means"} & kinds(net)
+    assert distance(found, expected) <= (1e-5 if target == "float32" else 0.05)
