@@ -61,7 +61,7 @@ MEMBERS: Mapping[str, Member] = {
     "resnet50_v1b": _classifier("gluoncv", "torchvision:resnet50"),
     "resnext50_32x4d": _classifier("gluoncv", "torchvision:resnext50_32x4d"),
     "se_resnext50_32x4d": _classifier("gluoncv", "timm:seresnext50_32x4d"),
-    "resnest50": _classifier("gluoncv", "timm:resnest50d"),
+    "resnest50": Member("classification", peer="timm:resnest50d", peer_options={"drop_block_rate": 0.1}),
     "mobilenetv3_small": _classifier("gluoncv", "torchvision:mobilenet_v3_small"),
     "mobilenetv3_large": _classifier("gluoncv", "torchvision:mobilenet_v3_large"),
     "nasnet_4_1056": _classifier("gluoncv"),

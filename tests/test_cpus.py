@@ -145,3 +145,29 @@ def test_init_says_once_that_there_are_cpus_to_spare(monkeypatch, caplog):
             amp.init("float32")
             amp.deinit()
     assert [record.levelname for record in caplog.records if "cpus to spare" in record.message] == ["INFO"]
+
+
+COPIES = """
+import os
+import numpy as np
+{imports}
+threads = lambda: len(os.listdir("/proc/self/task"))
+(mx.nd.ones((64, 64)) + 1).wait_to_read()
+values, before = np.arange(3e6, dtype=np.float32), threads()
+array = mx.nd.array(values)
+assert (array.asnumpy() == values).all()
+print(threads() - before)
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one CPU has no second thread")
+@pytest.mark.parametrize(("imports", "environment", "made"), [
+    ("import mxnet as mx", {}, "1"), ("import gluon_amp, mxnet as mx", {}, "0"),
+    ("import gluon_amp, mxnet as mx", {"MXNET_CPU_PARALLEL_SIZE": "1000"}, "1")],
+    ids=["MXNet alone", "gluon_amp", "the user's word"])
+def test_copies_of_arrays_start_no_threads_of_their_own(imports, environment, made):
+    """With more OpenMP threads than CPUs GNU's OpenMP lets the engine's threads sleep between any two operators."""
+    environ = {name: value for name, value in os.environ.items() if name != "MXNET_CPU_PARALLEL_SIZE"}
+    run = subprocess.run([sys.executable, "-c", COPIES.format(imports=imports)], capture_output=True, text=True,
+                         check=True, env={**environ, "OMP_NUM_THREADS": "2", **environment})
+    assert run.stdout.strip() == made
