@@ -19,8 +19,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Optional, Tupl
 logger = logging.getLogger(__name__)
 
 PYTHON_MIN = (3, 8)
-PYTHON_TESTED = (3, 13)
-PYTHON_MAX = (3, 14)  # is let in
+PYTHON_MAX = (3, 13)
 MXNET_SERIES = "1.9"
 INSTALL_MXNET = "python -m pip install mxnet==1.9.1"
 if sys.version_info >= (3, 13):  # MXNet's metadata forbids NumPy 2, and there is no other: pip must not look at it
@@ -99,7 +98,7 @@ def check_python(version: Tuple[int, ...]) -> None:
     """Raise ImportError unless MXNet 1.9.1 runs on this Python."""
     if PYTHON_MIN <= tuple(version[:2]) <= PYTHON_MAX:
         return
-    raise ImportError(f"gluon_amp needs Python {_dotted(PYTHON_MIN)} to {_dotted(PYTHON_TESTED)}, "
+    raise ImportError(f"gluon_amp needs Python {_dotted(PYTHON_MIN)} to {_dotted(PYTHON_MAX)}, "
                       f"found Python {_dotted(version)}.\nInstall Python 3.11, then: "
                       'python3.11 -m venv .venv && .venv/bin/python -m pip install mxnet==1.9.1 "numpy<1.24"')
 
