@@ -71,7 +71,7 @@ NO_DRIVER = (
 def end_quietly(program: str) -> None:
     """Let Ctrl-C end the command while it imports, without a traceback; the command then takes interrupts itself."""
     is_command = (Path(program).name == "gluon-amp"  # or `python -m gluon_amp`, as long as Python looks for it
-                  or program == "-m" and b"\0-m\0gluon_amp\0" in Path("/proc/self/cmdline").read_bytes())
+                  or (program == "-m" and b"\0-m\0gluon_amp\0" in Path("/proc/self/cmdline").read_bytes()))
     if is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
