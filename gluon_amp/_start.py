@@ -19,8 +19,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Optional, Tupl
 logger = logging.getLogger(__name__)
 
 PYTHON_MIN = (3, 8)
-PYTHON_TESTED = (3, 13)
-PYTHON_MAX = (3, 14)  # is let in
+PYTHON_MAX = (3, 13)
 MXNET_SERIES = "1.9"
 INSTALL_MXNET = "python -m pip install mxnet==1.9.1"
 if sys.version_info >= (3, 13):  # MXNet's metadata forbids NumPy 2, and there is no other: pip must not look at it
@@ -71,7 +70,9 @@ NO_DRIVER = (
 
 def end_quietly(program: str) -> None:
     """Let Ctrl-C end the command while it imports, without a traceback; the command then takes interrupts itself."""
-    if Path(program).name == "gluon-amp" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    is_command = (Path(program).name == "gluon-amp"  # or `python -m gluon_amp`, as long as Python looks for it
+                  or (program == "-m" and b"\0-m\0gluon_amp\0" in Path("/proc/self/cmdline").read_bytes()))
+    if is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -99,7 +100,7 @@ def check_python(version: Tuple[int, ...]) -> None:
     """Raise ImportError unless MXNet 1.9.1 runs on this Python."""
     if PYTHON_MIN <= tuple(version[:2]) <= PYTHON_MAX:
         return
-    raise ImportError(f"gluon_amp needs Python {_dotted(PYTHON_MIN)} to {_dotted(PYTHON_TESTED)}, "
+    raise ImportError(f"gluon_amp needs Python {_dotted(PYTHON_MIN)} to {_dotted(PYTHON_MAX)}, "
                       f"found Python {_dotted(version)}.\nInstall Python 3.11, then: "
                       'python3.11 -m venv .venv && .venv/bin/python -m pip install mxnet==1.9.1 "numpy<1.24"')
 

@@ -64,14 +64,12 @@ def test_shell_samples_name_what_exists(page):
 @pytest.mark.parametrize("page", [*PAGES, *EXCERPTS], ids=page_id)
 def test_links_lead_to_files(page):
     targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in target]
-    made = {ROOT / line[1:] for line in (ROOT / ".gitignore").read_text().split() if line.startswith("/docs/")}
-    assert [target for target in targets if target and not (page.parent / target).exists()
-            and page.parent / target not in made] == []
+    assert [target for target in targets if target and not (page.parent / target).exists()] == []
 
 
 def test_the_reference_has_every_public_name_once():
     pages = "\n".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
-    named = re.findall(r"^\.\. auto(?:function|class|exception|data):: (\w+)$", pages, re.MULTILINE)
+    named = re.findall(r"^- `(\w+)`(?: and its members)?$", pages, re.MULTILINE)
     assert sorted(named) == sorted(gluon_amp.__all__)
 
 

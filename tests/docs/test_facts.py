@@ -75,3 +75,4 @@ def test_the_front_pages_picture_is_of_the_facts(monkeypatch):
     assert [(f"{slow:g}", f"{fast:g}", ratio) for _, _, slow, fast, ratio in gain_picture.rows()] == [
         (f"{float(fact['figures']['MXNet FP32'][:-2]):g}", f"{float(fact['figures']['gluon_amp'][:-2]):g}",
          fact["figures"]["speed"][:-1]) for fact in SSD]
+    assert gain_picture.shown() == str(gain_picture.rows())  # `make docs` draws it anew

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -337,12 +338,21 @@ def test_without_a_compiler_everything_else_works(sources, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
-def test_wheel_holds_the_operators(sources, tmp_path):
-    pip("wheel", "--no-build-isolation", "--wheel-dir", tmp_path / "dist", ".", cwd=sources)
+def test_wheel_holds_the_operators_for_any_linux_since_glibc_2_17(sources, tmp_path):
+    link = re.search("^WHEEL_LINK = (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    old_glibc = ROOT / "tools" / "old_glibc.cc"
+    subprocess.run(["c++", "-fPIC", "-fvisibility=hidden", "-c", old_glibc, "-o", tmp_path / "old.o"],
+                   check=True)
+    pip("wheel", "--no-build-isolation", "--wheel-dir", tmp_path / "dist", ".", cwd=sources,
+        LDFLAGS=f"{tmp_path / 'old.o'} {link}")
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
     pip("install", "--target", tmp_path / "site", wheel, cwd=tmp_path, **NO_COMPILER)
-    assert [path.name for path in (tmp_path / "site").rglob("*.so")] == ["_core.so"]
+    (library,) = (tmp_path / "site").rglob("*.so")
+    symbols = library.read_bytes()
+    assert library.name == "_core.so"
+    assert max(map(int, re.findall(rb"GLIBC_2\.(\d+)", symbols))) <= 17
+    assert b"GLIBCXX_" not in symbols
     assert not list((tmp_path / "site").rglob("*.cc"))
     told = use(tmp_path / "site")
     assert "NATIVE True" in told
