@@ -116,6 +116,12 @@ def is_of_volumes(attrs: Mapping[str, str]) -> bool:
     return len(integers(attrs, "kernel")) == 3
 
 
+def splits_blocks(attrs: Mapping[str, str]) -> bool:
+    """Tell whether a depthwise convolution is of no whole blocks of channels, as MobileNet v3's and Xception's."""
+    filters, groups = integer(attrs, "num_filter", 0), integer(attrs, "num_group", 1)
+    return groups == filters > 1 and filters % BLOCK != 0 and not is_channels_last(attrs)
+
+
 _SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values, as in gluon.utils.clip_global_norm, "
                                    "and needs FP32's range and resolution; Tensor Cores have no use for it")
 
@@ -136,6 +142,9 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
     ShapeRule("Convolution", BFLOAT16, lambda attrs, shape, amx: len(shape) > 0 and overruns_amx_tiles(attrs, shape),
               Decision(FP32, Cause.SHAPE, "its map divides into three tiles, for which oneDNN's AMX kernel writes "
                                           "beyond its output", safe=False), training=True, amx=True),
+    ShapeRule("Convolution", BFLOAT16, lambda attrs, shape, amx: splits_blocks(attrs),
+              Decision(FP32, Cause.SHAPE, f"its channels are no multiple of {BLOCK}: in bfloat16 oneDNN computes each as "
+                                          "a product of matrices"), training=False, amx=False),
     ShapeRule("Pooling", BFLOAT16, pools_out_of_order,
               Decision(FP32, Cause.SHAPE, "it leaves one pixel of a map with more rows than there are images, or "
                                           "blocks of channels: in bfloat16 its gradient, and those before it, would "

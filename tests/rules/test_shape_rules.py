@@ -92,6 +92,22 @@ def test_poolings_whose_gradient_is_out_of_order(attrs, shape, slow_with_amx, sl
         assert rule("bfloat16", amx, training=False) == rule("float16", amx) == "NEUTRAL"
 
 
+# What oneDNN's log showed in inference: "gemm:jit" for these, "jit_dw:avx512_core_bf16" for whole blocks.
+@pytest.mark.parametrize(("groups", "filters", "layout", "stays"), [
+    (72, 72, "None", True), (728, 728, "None", True), (96, 96, "None", False), (1, 72, "None", False),
+    (4, 72, "None", False), (72, 72, "NHWC", True)])
+def test_depthwise_convolutions_of_no_whole_blocks_stay_in_fp32_in_inference(groups, filters, layout, stays):
+    attrs = {"kernel": "(3, 3)", "pad": "(1, 1)", "num_group": str(groups), "num_filter": str(filters),
+             "layout": layout}
+
+    def rule(device, **settings):
+        return Policy("bfloat16", **settings).decide("Convolution", attrs, (4, filters, 14, 14), device).rule
+
+    assert rule(Device(), training=False) == ("FP32" if stays else "LOWER")
+    if layout != "NHWC":
+        assert rule(Device()) == rule(Device(amx=True), training=False) == "LOWER"  # with AMX nothing was measured
+
+
 def test_a_graph_for_any_map_avoids_the_kernel():
     data = variable("data", (2, 32, 8, 8))
     low = conv("low", op("Activation", "act", data, shape=(2, 32, 8, 8)), 32, 32, kernel=1)
@@ -169,7 +185,8 @@ def test_a_pooling_to_one_pixel_sends_nothing_to_reference_kernels(instructions)
                            check=True)
     run = [line.split(",")[3:5] for line in child.stdout.splitlines() if line.startswith("dnnl_verbose,exec")]
     kernels = [kernel for primitive, kernel in run if primitive in ("batch_normalization", "pooling_v2")]
-    assert len(kernels) == 32  # forward and backward of two, hybridized and not, of four networks
+    # Forward and backward of two, hybridized and not, of four networks; poolings that are slow in FP32, too, are in C++.
+    assert 28 <= len(kernels) <= 32
     assert not [kernel for kernel in kernels if kernel.startswith(("ref", "bnorm_ref"))]
 
 
