@@ -27,6 +27,7 @@ from ..dtypes import (
 from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
+from ..metrics import allowed
 from ..rules import ConditionalOp, Device, Policy
 from ..state.blocks import can_be_target, is_named, is_target
 from ..state.devices import device_supports, of_device, warn_once
@@ -163,7 +164,9 @@ class ConversionOptions:
     def __post_init__(self) -> None:
         self.only_int8 = False  # whether layers that may run in INT8 do, however slow
         self.is_int8 = self._asks_for_int8()
-        self.target_dtype = self._beside_int8() if self.is_int8 else _target_of(self.target_dtype)
+        self.target_dtype = (
+            self._beside_int8() if self.is_int8 else
+            None if self.target_dtype is None else normalize(self.target_dtype, or_float32=True))
         self.exclude = Exclusions.of(self.exclude)
         self.device = () if self.device is None else _devices("device", self.device)
         optimize = "all" if self.optimize is None and self.is_int8 else self.optimize
@@ -192,18 +195,7 @@ class ConversionOptions:
         vars(self).update({name: value for name, value in _INT8.items() if name not in given})
         if self.calib_mode not in MODES:
             raise PolicyError(expected(f"one of {', '.join(map(repr, MODES))}", "calib_mode", self.calib_mode))
-        pair = self.metric if isinstance(self.metric, (list, tuple)) and len(self.metric) == 2 else [None]
-        if self.metric is not None and not (callable(self.metric) or isinstance(pair[0], mx.metric.EvalMetric)):
-            raise PolicyError(expected("a function of a network, or (EvalMetric, loader)", "metric", self.metric))
-        if self.metric is not None and self.max_error is not None:
-            raise PolicyError("expected metric (with budget) or max_error, received both")
-        if (self.metric is None) != (self.budget is None):
-            raise PolicyError("metric and budget belong together: expected what measures a network, and how much worse "
-                              "than in FP32 it may be")
-        for name in ("budget", "max_error"):
-            value = getattr(self, name)
-            if value is not None and not (checks.is_number(value) and 0 <= value < math.inf):
-                raise PolicyError(expected("a number, 0 or above", name, value))
+        self.limit = allowed(self.max_error, self.metric, self.budget)
         checks.above_zero("time_limit", self.time_limit)
         return asked
 
@@ -229,13 +221,6 @@ def data_may_come_second(function: Callable) -> Callable:
     return convert
 
 
-def _target_of(value: object) -> str | None:
-    if isinstance(value, (mx.nd.NDArray, list, tuple)):  # MXNet 2 takes example data as the second argument
-        raise DTypeError(f"expected a data type as target_dtype, received {type(value).__name__}: pass example data as "
-                         "data_example=")
-    return None if value is None else normalize(value, or_float32=True)
-
-
 def _devices(name: str, value: Any) -> tuple[mx.Context, ...] | None:
     return None if value is None else tuple(checks.one_or_several(name, value, mx.Context, "a Context"))
 
@@ -248,9 +233,11 @@ def _chosen(target: str | None, device: mx.Context) -> Support:
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
                          "kernels for it. Leave the type out to get the best one")
-    drawback = _drawback(str(target), chosen, here)
-    if drawback:
-        warn_once(drawback)
+    if chosen is FOREIGN_BFLOAT16:
+        warn_once(f"the {target} network cannot run on this machine, where {here.reason}: {chosen.reason}")
+    elif not chosen.native:
+        warn_once(f"the {target} network will be slower on this machine than one converted in float32: "
+                  f"{chosen.reason}")
     return chosen
 
 
@@ -259,25 +246,6 @@ def _as_run(target: str, kind: str, here: Support) -> Support | None:
     foreign = {FLOAT16: cuda_support(None)} if kind == "gpu" else {BFLOAT16: FOREIGN_BFLOAT16,
                                                                    FLOAT16: IMITATED_FLOAT16}
     return here.requested(target) or foreign.get(target)
-
-
-def _drawback(dtype: str, chosen: Support, here: Support) -> str:
-    """Say that this machine runs a network slower than FP32, or not at all; nothing where it does well."""
-    if chosen is FOREIGN_BFLOAT16:
-        return f"the {dtype} network cannot run on this machine, where {here.reason}: {chosen.reason}"
-    return "" if chosen.native else (f"the {dtype} network will be slower on this machine than one converted in "
-                                     f"float32: {chosen.reason}")
-
-
-def drawback_here(dtype: str) -> str:
-    """Say that this machine runs files of a type slower than FP32, or not at all; nothing where it does well."""
-    supports = device_supports()
-    cpu = supports["cpu"]
-    if any(each.dtype == dtype for each in supports.values()):
-        return ""
-    if dtype == FLOAT16:
-        return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
-    return _drawback(dtype, _as_run(dtype, "cpu", cpu) or cpu, cpu)
 
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Iterator, NamedTuple, Sequence
 
@@ -119,10 +119,6 @@ class OverflowReport:
     def overflows(self) -> bool:
         """Whether the operator's result is finite in FP32, so that low precision is the cause."""
         return bool(self.in_fp32) and all(item.is_finite for item in self.in_fp32)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, fit for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         operator = f"{self.op} {self.operator!r}" + (f" of block {self.block!r}" if self.block else "")
@@ -255,7 +251,7 @@ class OverflowTracer:
         try:
             with unchanged(self.net), under(call.state):
                 run = record(partial(self.net, *call.arguments), self.net, train_mode=call.train_mode,
-                             values=True, keep=True)
+                             keep=True)
             run.backward(_seeds(run, call), trainers.attached(self.trainer).applied)
         finally:
             self._runs_again = False

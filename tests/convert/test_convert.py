@@ -639,10 +639,6 @@ class TestBadInput:
             assert (noted["target_dtype"], noted["excluded"]) == ("float16", ["fc"])
             assert converted.attr_dict()["conv_weight"]["__dtype__"] == "2"
 
-    def test_example_data_in_the_place_of_a_type(self):
-        with pytest.raises(DTypeError, match="data_example="):
-            amp.convert_hybrid_block(nn.Dense(2), target_dtype=mx.nd.ones((1, 2)))
-
     def test_code_that_cannot_be_traced(self):
         class Asks(HybridBlock):
             def hybrid_forward(self, F, x):

@@ -640,10 +640,9 @@ class TestParametersOfAnotherNetwork:
 
     @pytest.mark.parametrize("example", [None, {"data": (1, 16, 8, 8)}])
     @pytest.mark.parametrize(("name", "shape"), [
-        ("second_weight", (24, 16, 3, 3)), ("bn_gamma", (32,)), ("bn_moving_var", (8,)), ("one_weight", (8, 16)),
-        ("two_weight", (2, 9)), ("conv_weight", (16, 16, 3, 3)), ("conv_weight", (32, 16, 1, 1)), ("one_bias", (9,)),
+        ("one_weight", (9, 24)), ("conv_weight", (16, 16, 3, 3)), ("conv_weight", (32, 16, 1, 1)), ("one_bias", (9,)),
         ("", ())])
-    def test_shapes_have_to_fit_between_layers(self, name, shape, example):
+    def test_shapes_have_to_fit_the_layers(self, name, shape, example):
         symbol, args, aux = self.model()
         if not name:
             assert amp.convert_model(symbol, args, aux, data_example=example)[0].list_outputs() == ["two_output"]

@@ -1,7 +1,6 @@
 """trace_overflow: faults planted at known places are found there, hybridized or not, and tracing changes nothing."""
 from __future__ import annotations
 
-import json
 import logging
 
 import mxnet as mx
@@ -330,7 +329,6 @@ def test_a_fault_is_printed_once_and_its_repetitions_in_a_line(caplog):
     assert len(tracer.reports) == len(texts) == 3
     assert [str(tracer.reports[0]) in text for text in texts] == [True, False, False]
     assert "overflows float16, whose largest number is 65504" in texts[0]
-    assert json.loads(json.dumps(tracer.reports[0].to_dict()))["block"] == "net_times1"
     assert all("the same fault again" in text and "\n" not in text for text in texts[1:])
 
 
