@@ -89,12 +89,11 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in MXNet: see :class:`ConversionOptions`.
     **options
-        Those of :class:`ConversionOptions`. No optimisation is on by default: as in MXNet every operator, name and
-        parameter stays, and casts are added, so that layers can be taken by name and the checkpoint's own parameters
-        set. For speed ask for ``optimize=['drop_training', 'fold_batch_norm', 'align_channels',
-        'cast_params_offline']``: all but ``fuse``, behind which there are no gradients, and ``Module.bind`` asks for
-        some unless it is told ``for_training=False``. With INT8 all of them are on. With ``data_names`` every other
-        input but labels must be among the parameters, without it those must be that layers read as weights.
+        Those of :class:`ConversionOptions`. No optimisation is on by default: as in MXNet casts are added, and every
+        operator, name and parameter stays. For speed ask for ``optimize=['drop_training', 'fold_batch_norm',
+        'align_channels', 'cast_params_offline']``; behind ``fuse`` there are no gradients, which ``Module.bind`` asks
+        for unless it is told ``for_training=False``. With INT8 all are on. With ``data_names`` every other input but
+        labels must be among the parameters, without it those that layers read as weights.
 
     Returns
     -------

@@ -51,14 +51,13 @@ class ConversionOptions:
 
     :func:`convert_hybrid_block`, :func:`convert_model`, :func:`convert_symbol` and :func:`convert_bucketing_module`
     take them under these names, and some under MXNet's: ``ctx`` is ``device``, ``cast_optional_params`` is
-    ``cast_params_offline``, ``excluded_sym_names`` is ``exclude``. Wrong ones raise TypeError, :class:`PolicyError` or
-    :class:`DTypeError`.
+    ``cast_params_offline``, ``excluded_sym_names`` is ``exclude``.
 
     Parameters
     ----------
     target_dtype : {'float16', 'bfloat16', 'float32', 'int8'}, numpy dtype or None
-        The low-precision type. None takes the device's fastest; ``'float32'`` optimises without lowering precision.
-        ``'int8'`` lets convolutions and dense layers run in INT8, and the rest as None does; it needs ``calib_data``.
+        None takes the device's fastest; ``'float32'`` optimises without lowering precision. ``'int8'`` lets
+        convolutions and dense layers run in INT8, and the rest as None does; it needs ``calib_data``.
     target_dtype_ops : list of str, optional
         The operators that run in ``target_dtype``, in place of the table's own.
     fp32_ops : list of str, optional
@@ -66,45 +65,43 @@ class ConversionOptions:
     conditional_fp32_ops : list of (str, str, list of str), optional
         Operator, attribute, and the attribute's values that force the operator to FP32.
     exclude : str, Block, class of blocks, or a sequence of them, optional
-        What stays in FP32: operator nodes or blocks by name, with wildcards, blocks with all that is inside them, and
-        classes of blocks.
+        What stays in FP32: operators or blocks by name, with wildcards, blocks with all inside them, classes of blocks.
     optimize : 'all', 'none' or sequence of str
         The optimisations, each exact up to rounding: ``drop_training``, ``fold_batch_norm``, ``fold_padding``,
-        ``shape_operands``, ``align_channels``, ``cast_params_offline`` and ``fuse``. ``'none'`` inserts casts only. The
-        default is each function's own.
+        ``shape_operands``, ``align_channels``, ``cast_params_offline`` and ``fuse``; the default is each function's.
     disable_passes : list of str, optional
         Graph passes to switch off, of :func:`list_passes`; the optimisations are among them.
     cast_params_offline : bool, optional
         Whether parameters that are read in low precision only are stored in it; part of ``optimize`` by default.
     cast_outputs : bool
-        Whether outputs are FP32. They are left in the type that they are computed in otherwise.
+        Whether outputs are FP32, or left in the type that they are computed in.
     device : Context or list of Context, optional
         Where the converted network is to live: where a block does, or the current context, by default.
     data_example : NDArray or sequence of NDArray, or dict of str to NDArray or shape, optional
-        Arguments of a call of a block: needed where parameters still wait for their shape, or where the number of
-        arguments cannot be read from the signature. Of a symbol data or shapes by input name, which passes can use.
+        Arguments of a call of a block: needed where parameters still wait for their shape, or the signature does not
+        tell their number. Of a symbol data or shapes by input name, which passes can use.
     data_names : list of str, optional
         The inputs of a symbol that are data; labels of losses need no mention.
     calib_data : DataLoader, DataIter, NDArray, sequence, path or Calibration, optional
-        Data to learn the ranges of values from, which INT8 needs: a hundred examples of what the network is to see.
-        Labels behind the data are left out. A path is that of an ``.npz`` file, or of a directory of them; what
-        :func:`calibrate` returned needs ``data_example`` with arrays beside it.
+        For INT8, data to learn the ranges of values from: a hundred examples of what the network is to see, with labels
+        or without; the path of an ``.npz`` file or of a directory of them; or what :func:`calibrate` returned, beside
+        ``data_example`` with arrays.
     calib_mode : {'naive', 'entropy'}, optional
         Whether INT8 holds all values that were seen (the default), or the range that loses least information.
     calib_batches : int, optional
         How many batches to take; all of them by default.
     metric : callable, or (EvalMetric, loader), optional
-        Measures a network: it takes a block and returns a number, such as its accuracy on validation data. The fastest
-        assignment of types to layers within ``budget`` of FP32 is searched then.
+        Takes a block and returns a number, such as its accuracy on validation data. The fastest assignment of types to
+        layers within ``budget`` of FP32 is searched then.
     budget : float, optional
         How much worse than in FP32 the metric may be.
     max_error : float, optional
-        In place of ``metric``: the most that an output may differ from FP32, as the 2-norm of the difference over that
-        of FP32, on the first batch of ``calib_data``.
+        In place of ``metric``: the most that an output may differ from FP32 on the first batch of ``calib_data``, as
+        the 2-norm of the difference over that of FP32.
     greater_is_better : bool, optional
         False for metrics that are to be small, such as a loss.
     dtypes : sequence of str, optional
-        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out. With ``('int8',)`` all layers that MXNet runs
+        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out; with ``('int8',)`` all layers that MXNet runs
         right in INT8 do, also where that is slower.
     time_limit : float, optional
         Seconds after which the search ends with what it has found.
