@@ -275,10 +275,9 @@ def _dtype_of(array: NDArray) -> str:
 def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> OverflowTracer:
     """Report for every skipped step, from now on, which operator gave the first inf or NaN.
 
-    The network's calls of the step run once more, operator by operator, with the gradients that came back to their
-    outputs, just before the trainer discards the step. The report goes to the ``gluon_amp`` log as a warning, in full
-    for the first step of each fault and in a line for the others, and to ``reports``. Parameters, gradients and running
-    statistics stay as they are; random operators such as Dropout draw new numbers.
+    The network's calls of the step run once more, operator by operator, just before the trainer discards the step. The
+    report goes to the ``gluon_amp`` log as a warning, in full for the first step of each fault, and to ``reports``.
+    Parameters, gradients and running statistics stay as they are; random operators draw new numbers.
 
     Parameters
     ----------

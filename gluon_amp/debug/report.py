@@ -42,15 +42,13 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
            loss: Callable[[Any], NDArray] | None = None) -> Report:
     """Run a network once and say what mixed precision did to it, operator by operator, and what to do about it.
 
-    Hybridized blocks are reported as the graphs that they run, with the type that every operator gives; code that is
-    not hybridized as the operators that were called. Converted networks are reported as they are. The network is left
-    as it was.
+    Hybridized blocks are reported as the graphs that they run, other code as the operators that were called, converted
+    networks as they are. The network is left as it was.
 
     Parameters
     ----------
     net : Block or Symbol
-        The network. A block must be initialized. A symbol is run under the settings that are in force now; inputs that
-        ``data`` does not name are filled with ones.
+        A block must be initialized. Inputs of a symbol that ``data`` does not name are filled with ones.
     data : NDArray, or sequence of them
         The argument of the network's call, or all its arguments in a tuple. For a symbol a dict of input names to
         arrays or shapes.
@@ -175,18 +173,7 @@ def _ones(shape: tuple[int, ...], dtype: str) -> NDArray:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """What one run of a network showed; made by :func:`gluon_amp.report`.
-
-    Examples
-    --------
-    ::
-
-        found = amp.report(net, data)
-        print(found.summary)
-        found.print(by='block')
-        found.plot('net.png')
-        json.dump(found.to_dict(), file)
-    """
+    """What one run of a network showed; made by :func:`gluon_amp.report`."""
 
     operators: tuple[OpRecord, ...]  # the network's own, in the order in which they ran
     inserted: tuple[OpRecord, ...]  # what AMP added: casts, and helpers such as the padding of channels

@@ -35,10 +35,8 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
                       progress: bool = True) -> Policy:
     """Find a small set of operators to keep in FP32 so that a network is as accurate as wanted, cheaply.
 
-    Operators are ranked by what their rounding does to the results, against what they cost in FP32. One FP32 run with
-    gradients, and one run of each operator alone, tell that. Bisection finds how many from the top of this ranking have
-    to stay in FP32; then those that were not needed are taken out again. The network runs about twice as often as the
-    logarithm of the number of operators, and once or twice for each operator that stays.
+    Operators are ranked by what their rounding does to the results, against what they cost in FP32. Bisection finds how
+    many from the top of this ranking have to stay in FP32; then those that were not needed are taken out again.
 
     Parameters
     ----------

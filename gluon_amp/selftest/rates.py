@@ -73,13 +73,7 @@ _OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def measure(shown: bool = True) -> dict[str, Any]:
-    """Return the row of this CPU.
-
-    Raises
-    ------
-    StateError
-        When other programs run on this machine, which would be measured with it.
-    """
+    """Return the row of this CPU; raise StateError while other programs run, which would be measured with it."""
     others = _machine.others_running()
     if others:
         raise StateError(f"expected a machine on which nothing else runs, found {others} busy threads: measure again "
