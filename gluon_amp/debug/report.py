@@ -118,15 +118,16 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
 
 
 def _add_times(made: Recording, runs: Sequence[Recording]) -> None:
-    """Add the median of each time that runs of the same network took, the loss and sums of gradients as a whole."""
+    """Add the median of each time that runs of the same network took; a loss and sums of gradients count as others."""
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
     for run in runs:
         for each in run.records:
             times[each.key].append(each.milliseconds)
-    for each in made.records[:made.count]:
-        each.milliseconds = median(times[each.key] or [0.0])
-    whole = median([run.other_milliseconds + sum(each.milliseconds for each in run.records) for run in runs])
-    made.other_milliseconds = max(whole - sum(each.milliseconds for each in made.records[:made.count]), 0.0)
+    network = {each.key: each for each in made.records[:made.count]}
+    for key, each in network.items():
+        each.milliseconds = median(times[key] or [0.0])
+    made.other_milliseconds = median([run.other_milliseconds + sum(
+        each.milliseconds for each in run.records if each.key not in network) for run in runs])
 
 
 def _call(net: Any, data: Any, train: bool) -> Callable[[], Any]:
