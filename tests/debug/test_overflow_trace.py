@@ -266,7 +266,7 @@ def test_the_call_that_overflows_is_found_among_several(contexts):
     report, = tracer.reports
     assert (report.phase, report.block) == ("forward", "net_times1")
     assert report.inputs[0].largest == 300
-    assert len(report.parameter_gradients) == 2
+    assert len({item.name for item in report.parameter_gradients}) == 2
 
 
 def test_mistakes_are_refused():
