@@ -67,8 +67,8 @@ BUDGET.update({
     # MXNet 2 and 30 functions that take `device` have no other place.
     "compat": 925,
     "sync_batchnorm": 370,  # refusals of networks that would hang or be wrong are a quarter of it
-    # A sixth is the documentation of six public tools; trace_overflow tells seven kinds of faults apart (460 lines); each
-    # of the six lines of a report's summary looks at other facts (150).
+    # A sixth is the documentation of six public tools; trace_overflow tells seven kinds of faults apart (460 lines);
+    # each of the six lines of a report's summary looks at other facts (150).
     "debug": 2815,
     # Two files lie below MXNet and have no other place: versions, NumPy 1's names and CUDA's libraries (290 lines);
     # threads, AMX, glibc and the CUDA driver (325).
