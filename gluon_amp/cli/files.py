@@ -20,6 +20,7 @@ from ..convert import (
     check_parameters,
     conversion_of,
     convert_model,
+    drawback_here,
     load_model,
     memory_flags,
     save_model,
@@ -144,6 +145,9 @@ def report(args: argparse.Namespace) -> int:
         else:
             stack.enter_context(autocast(enabled=False))
         made = report_of(block, data, time=args.time)
+    slow = record and drawback_here(record.target_dtype)
+    if slow:
+        complain(f"gluon-amp report: warning: {slow}")
     if write_json({**made.to_dict(), "conversion": asdict(record) if record else None}, args.json):
         if record:
             print(filled(f"Converted to {record.summary()}", 2))

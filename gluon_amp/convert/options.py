@@ -230,11 +230,9 @@ def _chosen(target: str | None, device: mx.Context) -> Support:
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
                          "kernels for it. Leave the type out to get the best one")
-    if chosen is FOREIGN_BFLOAT16:
-        warn_once(f"the {target} network cannot run on this machine, where {here.reason}: {chosen.reason}")
-    elif not chosen.native:
-        warn_once(f"the {target} network will be slower on this machine than one converted in float32: "
-                  f"{chosen.reason}")
+    drawback = _drawback(str(target), chosen, here)
+    if drawback:
+        warn_once(drawback)
     return chosen
 
 
@@ -243,6 +241,25 @@ def _as_run(target: str, kind: str, here: Support) -> Support | None:
     foreign = {FLOAT16: cuda_support(None)} if kind == "gpu" else {BFLOAT16: FOREIGN_BFLOAT16,
                                                                    FLOAT16: IMITATED_FLOAT16}
     return here.requested(target) or foreign.get(target)
+
+
+def _drawback(dtype: str, chosen: Support, here: Support) -> str:
+    """Say that this machine runs a network slower than FP32, or not at all; nothing where it does well."""
+    if chosen is FOREIGN_BFLOAT16:
+        return f"the {dtype} network cannot run on this machine, where {here.reason}: {chosen.reason}"
+    return "" if chosen.native else (f"the {dtype} network will be slower on this machine than one converted in "
+                                     f"float32: {chosen.reason}")
+
+
+def drawback_here(dtype: str) -> str:
+    """Say that this machine runs files of a type slower than FP32, or not at all; nothing where it does well."""
+    supports = device_supports()
+    cpu = supports["cpu"]
+    if any(each.dtype == dtype for each in supports.values()):
+        return ""
+    if dtype == FLOAT16:
+        return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
+    return _drawback(dtype, _as_run(dtype, "cpu", cpu) or cpu, cpu)
 
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
