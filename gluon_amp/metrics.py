@@ -1,10 +1,14 @@
 """How far results are from others, and how few changes are enough for them."""
 from __future__ import annotations
 
+import math
 from numbers import Real
 from typing import Any, Callable, Sequence, TypeVar
 
 import numpy as np
+
+from . import checks
+from .errors import PolicyError, expected
 
 Item = TypeVar("Item")
 Condition = Callable[[Sequence[Item]], bool]
@@ -64,11 +68,39 @@ def _pruned(kept: list[Item], holds: Condition) -> list[Item]:
     return kept
 
 
-def judged(metric: Any, net: Any) -> Any:
-    """Return what a metric gives for a network: a function of it, or a metric of MXNet's and a loader.
+def allowed(max_error: Any, metric: Any, budget: Any) -> float | None:
+    """Return how much worse than in FP32 results may be: an error, or the budget of a metric; None for neither."""
+    if metric is not None and max_error is not None:
+        raise PolicyError("expected either max_error, or metric and budget, received both")
+    if (metric is None) != (budget is None):
+        raise PolicyError("metric and budget belong together: expected what measures a network, and how much worse "
+                          "than in FP32 it may be")
+    if metric is not None and not callable(metric) and not (isinstance(metric, (tuple, list)) and len(metric) == 2):
+        raise PolicyError(expected("a function of the network, or a metric of MXNet's with data", "metric", metric))
+    name, value = ("budget", budget) if max_error is None else ("max_error", max_error)
+    if value is not None and not (checks.is_number(value) and 0 <= value < math.inf):
+        raise PolicyError(expected("a number, 0 or above", name, value))
+    return value
+
+
+def measured(metric: Any, net: Any) -> float:
+    """Return the number that a metric gives for a network: a function of it, or a metric of MXNet's and a loader.
 
     The loader is a DataLoader, or another iterable of data and labels, or a DataIter, whose padding does not count.
     """
+    given = value = _judged(metric, net)
+    if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], str):
+        value = value[1]  # as EvalMetric.get gives it, behind its name
+    if hasattr(value, "asnumpy"):
+        value = value.asnumpy()
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    if not isinstance(value, (Real, np.bool_)):
+        raise PolicyError(expected("a number, an array of one, or a name and a number", "the result of metric", given))
+    return float(value)
+
+
+def _judged(metric: Any, net: Any) -> Any:
     if not isinstance(metric, (tuple, list)):
         return metric(net)
     judge, loader = metric
@@ -82,14 +114,3 @@ def judged(metric: Any, net: Any) -> Any:
         judge.update(*([each[:count] for each in given] for given in
                        (labels, found if isinstance(found, (list, tuple)) else [found])))
     return judge.get()
-
-
-def as_number(value: Any) -> float | None:
-    """Return what a metric gave as a number, of ``EvalMetric.get`` the value beside the name; None for all else."""
-    if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], str):
-        value = value[1]
-    if hasattr(value, "asnumpy"):
-        value = value.asnumpy()
-    if isinstance(value, np.ndarray) and value.size == 1:
-        value = value.item()
-    return float(value) if isinstance(value, (Real, np.bool_)) else None

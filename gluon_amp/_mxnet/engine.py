@@ -1,4 +1,4 @@
-"""MXNet's engine: operators that run one after another, what it reports of them, and how long they take."""
+"""MXNet's engine: operators that run one after another, and how long they take."""
 from __future__ import annotations
 
 import ctypes
@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from statistics import median
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -20,7 +20,6 @@ from mxnet.ndarray import NDArray
 from ..dtypes import FLOAT32
 from .arrays import cast_arrays
 from .invoke import Callback, UpstreamCachedOp, array_at
-from .symbols import dtype_name
 
 _NAME = b"WaitForVar"  # which the engine gives to its own waiting
 
@@ -95,16 +94,6 @@ def waiting(hook: Callable[..., None]) -> Callable[..., None]:
     return report
 
 
-class Output(NamedTuple):
-    """One output of an operator, as the engine reported it."""
-
-    name: str  # the node's and the output's, joined by an underscore
-    op: str  # in a backward pass that of the backward operator
-    dtype: str | None
-    shape: tuple[int, ...]
-    milliseconds: float  # of the operator, on its first output; 0.0 on others, and when no time is taken
-
-
 class Stopwatch:
     """Reads the time of operators off MXNet's profiler, one at a time; a context manager."""
 
@@ -131,35 +120,6 @@ class Stopwatch:
         """Return the milliseconds that operators took since the last call."""
         times = json.loads(profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
         return sum(entry["Total"] for name, entry in times.items() if name not in (_NAME.decode(), "DeleteVariable"))
-
-
-class Observed(NamedTuple):
-    """What runs a symbol, and is told of its outputs; to be kept until the backward pass is over."""
-
-    operation: UpstreamCachedOp
-    callback: Callback
-
-    def check(self) -> None:
-        """Raise what went wrong while it was told: behind each pass."""
-        self.callback.check()
-
-
-def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Output],
-                 stopwatch: Stopwatch | None = None) -> tuple[Observed, Any]:
-    """Run a symbol in a cached op of its own, and note every output that the engine reports, backward ones too."""
-    def report(name: bytes, op: bytes, handle: int) -> None:
-        array = array_at(handle)
-        milliseconds = 0.0
-        if stopwatch is not None:
-            array.wait_to_read()
-            milliseconds = stopwatch.lap()
-        heard.append(Output(name.decode(), op.decode(), dtype_name(array.dtype), array.shape, milliseconds))
-
-    observed = Observed(UpstreamCachedOp(symbol), Callback(report))
-    observed.operation._register_op_hook(observed.callback)
-    result = observed.operation(*args)
-    observed.check()
-    return observed, result
 
 
 def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1,

@@ -29,11 +29,6 @@ def list_lp16_ops(target_dtype: object = FLOAT16) -> list[str]:
     """List the operators that run in low precision, by their registered names.
 
     The type is ``'float16'`` or ``'bfloat16'``, by name or as a numpy dtype, here and in the other lists.
-
-    Examples
-    --------
-    >>> list_lp16_ops('bfloat16')
-    ['Convolution', 'FullyConnected']
     """
     return _names(target_dtype, LOWER)
 

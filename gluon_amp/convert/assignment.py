@@ -19,10 +19,10 @@ from .._mxnet.engine import interleaved
 from .._mxnet.invoke import Program
 from .._mxnet.symbols import first_line, from_graph, to_graph, with_lasting_casts
 from ..dtypes import FLOAT32, INT8
-from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
+from ..errors import DTypeError, PolicyError, StateError, some_of, warn
 from ..graph import unique_name
 from ..graph.attrs import NOTE
-from ..metrics import as_number, fewest, judged, relative_error
+from ..metrics import fewest, measured, relative_error
 from ..passes import Context, Facts, Int8
 from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy
@@ -173,8 +173,7 @@ class _Search:
         self._trials: list[dict[str, Any]] = []
         policy, fp32 = network.policy, _in_fp32(network.policy)
         self._policies = [policy, fp32] if policy.lowers and not options.only_int8 else [policy]
-        given = options.max_error if options.metric is None else options.budget
-        self._limit = math.inf if given is None else given
+        self._limit = math.inf if options.limit is None else options.limit
         self._reference = 0.0
         if options.metric is not None:
             made = self._made(self._order, fp32)
@@ -264,7 +263,7 @@ class _Search:
         """Return the metric of a network, or the error of its outputs."""
         if self._options.metric is None:
             return self._error(made)
-        value = _metric_of(self._options.metric, block)
+        value = measured(self._options.metric, block)
         if not math.isfinite(value):
             raise StateError(f"metric: expected a finite number, received {value!r} for the network in "
                              f"{made.record.summary()}")
@@ -304,11 +303,3 @@ class _Search:
         record.write(graph)
         symbol = with_lasting_casts(from_graph(graph, made.symbol), needed=True)
         return replace(made, symbol=symbol, record=record)
-
-
-def _metric_of(metric: Any, net: HybridBlock) -> float:
-    given = judged(metric, net)
-    value = as_number(given)
-    if value is None:
-        raise TypeError(expected("a number as the result of metric", "result", given))
-    return value

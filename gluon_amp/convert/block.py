@@ -123,13 +123,6 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target
         A SymbolBlock for inference, hybridized. ``conversion`` tells what was done; ``export`` writes files that MXNet
         runs without this package.
 
-    Raises
-    ------
-    StateError
-        Parameters have no values yet.
-    GraphError
-        The network cannot be traced, or it is converted to another type already.
-
     Examples
     --------
     >>> import gluon_amp as amp

@@ -27,15 +27,7 @@ Batch = Mapping[str, mx.nd.NDArray]
 
 @dataclass(frozen=True)
 class Calibration:
-    """The ranges of a network's tensors on some data.
-
-    :func:`gluon_amp.calibrate` makes it, and conversions take it as ``calib_data``.
-
-    Examples
-    --------
-    >>> Calibration({'data': (-1.0, 1.0)}, 'naive', 1).ranges['data']
-    (-1.0, 1.0)
-    """
+    """The ranges of a network's tensors; :func:`gluon_amp.calibrate` makes it, for ``calib_data`` of conversions."""
 
     # The least and the largest value that INT8 is to hold, by the names of the operators that give them, and of data.
     ranges: Mapping[str, tuple[float, float]]

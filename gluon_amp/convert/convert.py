@@ -35,13 +35,7 @@ _REASONS = (
 
 @dataclass(frozen=True)
 class Conversion:
-    """The record of a conversion, which symbols carry as JSON text.
-
-    Examples
-    --------
-    >>> Conversion('bfloat16', 10, 4, 2, {'fuse': 3}).summary()
-    'bfloat16: 4 of 10 operators in low precision, 2 casts; fuse 3'
-    """
+    """The record of a conversion, which symbols carry as JSON text."""
 
     target_dtype: str  # 'bfloat16', 'float16', or 'float32' for a network that was optimised only
     operators: int = 0  # in the converted graph; operators in a fused one count as one

@@ -28,23 +28,20 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
                    **options: Any) -> mx.sym.Symbol:
     """Convert an FP32 symbol to one for mixed-precision inference.
 
-    The symbol gets casts, and runs wherever MXNet does. Without the parameters' values BatchNorm cannot be folded:
-    :func:`convert_model` gives a faster network.
+    It gets casts, and runs wherever MXNet does. With the parameters :func:`convert_model` gives a faster network.
 
     Parameters
     ----------
     sym : Symbol
         The network, left as it is.
     data_names : list of str, optional
-        The inputs that are data. The others are parameters; with None those are whose variables carry a type, as in
-        files of ``HybridBlock.export``.
+        The inputs that are data, the others being parameters; without it inputs that carry a type are parameters.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
-        As in MXNet: see :class:`ConversionOptions`. With ``cast_optional_params`` parameters that are read in low
-        precision only are expected in it: their variables carry the type. False by default.
+        As in MXNet: see :class:`ConversionOptions`. With ``cast_optional_params`` variables of parameters that are read
+        in low precision only carry that type. False by default.
     **options
-        Those of :class:`ConversionOptions`, but for ``data_example`` and INT8's. No optimisation is on by default, and
-        those that need the parameters' values never are. With ``optimize='all'`` the symbol runs on CPUs only, and
-        gives no gradients.
+        Those of :class:`ConversionOptions`, but for ``data_example`` and INT8's. No optimisation is on by default. With
+        ``optimize='all'`` the symbol runs on CPUs only, and gives no gradients.
 
     Returns
     -------
@@ -89,12 +86,11 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in MXNet: see :class:`ConversionOptions`.
     **options
-        Those of :class:`ConversionOptions`. No optimisation is on by default: as in MXNet every operator, name and
-        parameter stays, and casts are added, so that layers can be taken by name and the checkpoint's own parameters
-        set. For speed ask for ``optimize=['drop_training', 'fold_batch_norm', 'align_channels',
-        'cast_params_offline']``: all but ``fuse``, behind which there are no gradients, and ``Module.bind`` asks for
-        some unless it is told ``for_training=False``. With INT8 all of them are on. With ``data_names`` every other
-        input but labels must be among the parameters, without it those must be that layers read as weights.
+        Those of :class:`ConversionOptions`. No optimisation is on by default: as in MXNet casts are added, and every
+        operator, name and parameter stays. For speed ask for ``optimize=['drop_training', 'fold_batch_norm',
+        'align_channels', 'cast_params_offline']``; behind ``fuse`` there are no gradients, which ``Module.bind`` asks
+        for unless it is told ``for_training=False``. With INT8 all are on. With ``data_names`` every other input but
+        labels must be among the parameters, without it those that layers read as weights.
 
     Returns
     -------

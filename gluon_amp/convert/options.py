@@ -27,6 +27,7 @@ from ..dtypes import (
 from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
+from ..metrics import allowed
 from ..rules import ConditionalOp, Device, Policy
 from ..state.blocks import can_be_target, is_named, is_target
 from ..state.devices import device_supports, of_device, warn_once
@@ -50,14 +51,13 @@ class ConversionOptions:
 
     :func:`convert_hybrid_block`, :func:`convert_model`, :func:`convert_symbol` and :func:`convert_bucketing_module`
     take them under these names, and some under MXNet's: ``ctx`` is ``device``, ``cast_optional_params`` is
-    ``cast_params_offline``, ``excluded_sym_names`` is ``exclude``. Wrong ones raise TypeError, :class:`PolicyError` or
-    :class:`DTypeError`.
+    ``cast_params_offline``, ``excluded_sym_names`` is ``exclude``.
 
     Parameters
     ----------
     target_dtype : {'float16', 'bfloat16', 'float32', 'int8'}, numpy dtype or None
-        The low-precision type. None takes the device's fastest; ``'float32'`` optimises without lowering precision.
-        ``'int8'`` lets convolutions and dense layers run in INT8, and the rest as None does; it needs ``calib_data``.
+        None takes the device's fastest; ``'float32'`` optimises without lowering precision. ``'int8'`` lets
+        convolutions and dense layers run in INT8, and the rest as None does; it needs ``calib_data``.
     target_dtype_ops : list of str, optional
         The operators that run in ``target_dtype``, in place of the table's own.
     fp32_ops : list of str, optional
@@ -65,45 +65,43 @@ class ConversionOptions:
     conditional_fp32_ops : list of (str, str, list of str), optional
         Operator, attribute, and the attribute's values that force the operator to FP32.
     exclude : str, Block, class of blocks, or a sequence of them, optional
-        What stays in FP32: operator nodes or blocks by name, with wildcards, blocks with all that is inside them, and
-        classes of blocks.
+        What stays in FP32: operators or blocks by name, with wildcards, blocks with all inside them, classes of blocks.
     optimize : 'all', 'none' or sequence of str
         The optimisations, each exact up to rounding: ``drop_training``, ``fold_batch_norm``, ``fold_padding``,
-        ``shape_operands``, ``align_channels``, ``cast_params_offline`` and ``fuse``. ``'none'`` inserts casts only. The
-        default is each function's own.
+        ``shape_operands``, ``align_channels``, ``cast_params_offline`` and ``fuse``; the default is each function's.
     disable_passes : list of str, optional
         Graph passes to switch off, of :func:`list_passes`; the optimisations are among them.
     cast_params_offline : bool, optional
         Whether parameters that are read in low precision only are stored in it; part of ``optimize`` by default.
     cast_outputs : bool
-        Whether outputs are FP32. They are left in the type that they are computed in otherwise.
+        Whether outputs are FP32, or left in the type that they are computed in.
     device : Context or list of Context, optional
         Where the converted network is to live: where a block does, or the current context, by default.
     data_example : NDArray or sequence of NDArray, or dict of str to NDArray or shape, optional
-        Arguments of a call of a block: needed where parameters still wait for their shape, or where the number of
-        arguments cannot be read from the signature. Of a symbol data or shapes by input name, which passes can use.
+        Arguments of a call of a block: needed where parameters still wait for their shape, or the signature does not
+        tell their number. Of a symbol data or shapes by input name, which passes can use.
     data_names : list of str, optional
         The inputs of a symbol that are data; labels of losses need no mention.
     calib_data : DataLoader, DataIter, NDArray, sequence, path or Calibration, optional
-        Data to learn the ranges of values from, which INT8 needs: a hundred examples of what the network is to see.
-        Labels behind the data are left out. A path is that of an ``.npz`` file, or of a directory of them; what
-        :func:`calibrate` returned needs ``data_example`` with arrays beside it.
+        For INT8, data to learn the ranges of values from: a hundred examples of what the network is to see, with labels
+        or without; the path of an ``.npz`` file or of a directory of them; or what :func:`calibrate` returned, beside
+        ``data_example`` with arrays.
     calib_mode : {'naive', 'entropy'}, optional
         Whether INT8 holds all values that were seen (the default), or the range that loses least information.
     calib_batches : int, optional
         How many batches to take; all of them by default.
     metric : callable, or (EvalMetric, loader), optional
-        Measures a network: it takes a block and returns a number, such as its accuracy on validation data. The fastest
-        assignment of types to layers within ``budget`` of FP32 is searched then.
+        Takes a block and returns a number, such as its accuracy on validation data. The fastest assignment of types to
+        layers within ``budget`` of FP32 is searched then.
     budget : float, optional
         How much worse than in FP32 the metric may be.
     max_error : float, optional
-        In place of ``metric``: the most that an output may differ from FP32, as the 2-norm of the difference over that
-        of FP32, on the first batch of ``calib_data``.
+        In place of ``metric``: the most that an output may differ from FP32 on the first batch of ``calib_data``, as
+        the 2-norm of the difference over that of FP32.
     greater_is_better : bool, optional
         False for metrics that are to be small, such as a loss.
     dtypes : sequence of str, optional
-        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out. With ``('int8',)`` all layers that MXNet runs
+        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out; with ``('int8',)`` all layers that MXNet runs
         right in INT8 do, also where that is slower.
     time_limit : float, optional
         Seconds after which the search ends with what it has found.
@@ -163,7 +161,9 @@ class ConversionOptions:
     def __post_init__(self) -> None:
         self.only_int8 = False  # whether layers that may run in INT8 do, however slow
         self.is_int8 = self._asks_for_int8()
-        self.target_dtype = self._beside_int8() if self.is_int8 else _target_of(self.target_dtype)
+        self.target_dtype = (
+            self._beside_int8() if self.is_int8 else
+            None if self.target_dtype is None else normalize(self.target_dtype, or_float32=True))
         self.exclude = Exclusions.of(self.exclude)
         self.device = () if self.device is None else _devices("device", self.device)
         optimize = "all" if self.optimize is None and self.is_int8 else self.optimize
@@ -192,18 +192,7 @@ class ConversionOptions:
         vars(self).update({name: value for name, value in _INT8.items() if name not in given})
         if self.calib_mode not in MODES:
             raise PolicyError(expected(f"one of {', '.join(map(repr, MODES))}", "calib_mode", self.calib_mode))
-        pair = self.metric if isinstance(self.metric, (list, tuple)) and len(self.metric) == 2 else [None]
-        if self.metric is not None and not (callable(self.metric) or isinstance(pair[0], mx.metric.EvalMetric)):
-            raise PolicyError(expected("a function of a network, or (EvalMetric, loader)", "metric", self.metric))
-        if self.metric is not None and self.max_error is not None:
-            raise PolicyError("expected metric (with budget) or max_error, received both")
-        if (self.metric is None) != (self.budget is None):
-            raise PolicyError("metric and budget belong together: expected what measures a network, and how much worse "
-                              "than in FP32 it may be")
-        for name in ("budget", "max_error"):
-            value = getattr(self, name)
-            if value is not None and not (checks.is_number(value) and 0 <= value < math.inf):
-                raise PolicyError(expected("a number, 0 or above", name, value))
+        self.limit = allowed(self.max_error, self.metric, self.budget)
         checks.above_zero("time_limit", self.time_limit)
         return asked
 
@@ -227,13 +216,6 @@ def data_may_come_second(function: Callable) -> Callable:
             return function(block, *args[1:], data_example=args[0], **kwargs)
         return function(block, *args, **kwargs)
     return convert
-
-
-def _target_of(value: object) -> str | None:
-    if isinstance(value, (mx.nd.NDArray, list, tuple)):  # MXNet 2 takes example data as the second argument
-        raise DTypeError(f"expected a data type as target_dtype, received {type(value).__name__}: pass example data as "
-                         "data_example=")
-    return None if value is None else normalize(value, or_float32=True)
 
 
 def _devices(name: str, value: Any) -> tuple[mx.Context, ...] | None:

@@ -3,28 +3,21 @@ from __future__ import annotations
 
 import os
 from numbers import Integral
-from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import mxnet as mx
 
 from .._mxnet.symbols import first_line, load_symbol, to_graph
 from ..errors import GraphError, closest, expected
 from ..files import replacing
-from ..graph import Entry, Graph, Node
-from ..graph.attrs import integer, integers, is_channels_last, is_set
+from ..graph import Node
+from ..graph.attrs import integer, integers, is_channels_last
 
 Arrays = Mapping[str, mx.nd.NDArray]
-Shape = Sequence[int]
 
 # Which inputs of an operator are parameters, whatever their names: only data_names makes data of them.
 _PARAMETERS = {"Convolution": (1, 2), "Deconvolution": (1, 2), "FullyConnected": (1, 2), "BatchNorm": (1, 2, 3, 4),
                "LayerNorm": (1, 2), "GroupNorm": (1, 2), "InstanceNorm": (1, 2), "Embedding": (1,), "RNN": (1,)}
-# Operators that leave the channels of their first input alone.
-_PASSING = {"Activation", "BatchNorm", "BlockGrad", "Cast", "Dropout", "GroupNorm", "InstanceNorm", "LRN", "LayerNorm",
-            "LeakyReLU", "Pooling", "_contrib_AdaptiveAvgPooling2D", "_contrib_BilinearResize2D", "_copy",
-            "_div_scalar", "_minus_scalar", "_mul_scalar", "_npx_relu", "_npx_sigmoid", "_plus_scalar", "abs",
-            "amp_cast", "clip", "exp", "log_softmax", "relu", "sigmoid", "softmax", "tanh"}
-_SUMS = {"elemwise_add", "elemwise_sub", "elemwise_mul", "_grad_add"}
 
 
 def save_model(prefix: str | os.PathLike, epoch: int, symbol: mx.sym.Symbol, arg_params: Arrays,
@@ -105,72 +98,28 @@ def check_parameters(symbol: mx.sym.Symbol, arrays: Arrays, data_names: Sequence
         raise GraphError(f"the parameters lack {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}, which the "
                          f"symbol reads: they do not belong together, or name these in data_names{data}."
                          f"{closest(missing[0], arrays)}")
-    for node, name, shape, wanted in misfits(graph, {name: array.shape for name, array in arrays.items()}):
-        raise GraphError(f"the parameter {name!r} has shape {tuple(shape)}, the operator {node.name!r} ({node.op}) "
-                         f"needs {wanted}: the symbol and the parameters do not belong together")
-
-
-class _Channels(NamedTuple):
-    """How many channels a tensor has, and where: on axis 1 of a map, or on the last axis."""
-
-    number: int
-    is_map: bool
-    places: int | None = None  # of the map, where that is known to be one
-
-
-def misfits(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[Node, str, Shape, str]]:
-    """Yield the parameters that do not fit their layer or its data: the layer, name and shape, and what would fit.
-
-    The channels of data are followed through the graph.
-    """
-    known: dict[tuple[int, int], _Channels] = {}
     for node in graph.operators():
-        inputs = [known.get(entry.key) for entry in node.inputs]
-        for entry, wanted in zip(node.inputs[1:], _wanted(node, next(iter(inputs), None))):
-            shape = shapes.get(entry.node.name) if entry.node.is_variable else None
-            if shape is not None and not (len(shape) == len(wanted)
-                                          and all(size in (None, own) for own, size in zip(shape, wanted))):
-                yield node, entry.node.name, shape, str(wanted).replace("None", "any")
-        made = _result(node, inputs)
-        if made is not None:
-            known[Entry(node).key] = made
+        for entry, wanted in zip(node.inputs[1:], _wanted(node)):
+            array = arrays.get(entry.node.name) if entry.node.is_variable else None
+            if array is not None and not (array.ndim == len(wanted) and all(
+                    size in (None, own) for own, size in zip(array.shape, wanted))):
+                fitting = str(wanted).replace("None", "any")
+                raise GraphError(f"the parameter {entry.node.name!r} has shape {array.shape}, the operator "
+                                 f"{node.name!r} ({node.op}) needs {fitting}: the symbol and the parameters do not "
+                                 "belong together")
 
 
-def _result(node: Node, inputs: Sequence[_Channels | None]) -> _Channels | None:
-    """Return the channels of a node's first output; None where they cannot be told."""
-    first = inputs[0] if inputs else None
-    if node.op in ("Convolution", "Deconvolution") and not is_channels_last(node.attrs):
-        return _Channels(integer(node.attrs, "num_filter", 0), True)
-    if node.op == "FullyConnected":
-        flat = is_set(node.attrs, "flatten", default=True)
-        return _Channels(integer(node.attrs, "num_hidden", 0), False, 1 if flat else None)
-    if node.op == "Pooling" and first is not None:
-        return first._replace(places=1 if is_set(node.attrs, "global_pool") else None)
-    if node.op == "Flatten" and first is not None:
-        return _Channels(first.number, False, 1) if first.places == 1 else None
-    if node.op in _PASSING or (node.op in _SUMS and all(other == first for other in inputs)):
-        return first
-    if node.op == "Concat" and integer(node.attrs, "dim", 1) == 1 and all(each and each.is_map for each in inputs):
-        return _Channels(sum(each.number for each in inputs if each), True)
-    return None
-
-
-def _wanted(node: Node, data: _Channels | None) -> list[tuple[int | None, ...]]:
+def _wanted(node: Node) -> list[tuple[int | None, ...]]:
     """Return the shapes that a layer's parameters must have, in the order of its inputs; None for any size."""
     attrs = node.attrs
-    channels = data.number if data is not None and data.is_map and not is_channels_last(attrs) else None
-    group, filters, kernel = integer(attrs, "num_group", 1), integer(attrs, "num_filter", 0), integers(attrs, "kernel")
+    filters, kernel = integer(attrs, "num_filter", 0), integers(attrs, "kernel")
     if node.op in ("Convolution", "Deconvolution"):
-        is_plain = node.op == "Convolution"
-        first = filters if is_plain else channels
-        second = (None if channels is None else channels // group) if is_plain else filters // group
-        return [(first, *kernel, second) if is_channels_last(attrs) else (first, second, *kernel), (filters,)]
-    if node.op == "BatchNorm" and attrs.get("axis", "1") == "1":
-        return [(channels,)] * 4
+        sizes = (filters, None) if node.op == "Convolution" else (None, filters // integer(attrs, "num_group", 1))
+        weight = (sizes[0], *kernel, sizes[1]) if is_channels_last(attrs) else (*sizes, *kernel)
+        return [weight, (filters,)]
     if node.op == "FullyConnected":
-        hidden, flat = integer(attrs, "num_hidden", 0), is_set(attrs, "flatten", default=True)
-        width = None if data is None or (data.places != 1 if flat else data.is_map) else data.number
-        return [(hidden, width), (hidden,)]
+        hidden = integer(attrs, "num_hidden", 0)
+        return [(hidden, None), (hidden,)]
     if node.op == "Embedding":
         return [(integer(attrs, "input_dim", 0), integer(attrs, "output_dim", 0))]
     return []

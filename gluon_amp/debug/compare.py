@@ -1,7 +1,7 @@
 """``amp.compare``: how far every operator of a network in mixed precision is from FP32."""
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
@@ -79,11 +79,6 @@ class Comparison(Shown):
     def culprit(self) -> OperatorError | None:
         """The first operator whose output is infinitely far from FP32; None where there is none."""
         return next((item for item in self.operators if np.isinf(item.accumulated)), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, fit for JSON but for infinite and NaN errors."""
-        return {"dtype": self.dtype, "operators": [asdict(item) for item in self.operators],
-                "outputs": list(self.outputs), "parameters": dict(self.parameters)}
 
     def table(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> Table:
         """Return a table for rich, worst operators first; parameters and errors are those of :meth:`worst`."""
@@ -201,7 +196,7 @@ def run_both(net: Block, arguments: Sequence[Any], state: State, train_mode: boo
         with unchanged(net), under(state):
             mx.random.seed(SEED)
             made = record(partial(net, *arguments), net, train_mode=train_mode, loss=None if scale is None else loss,
-                          values=True, keep=True)
+                          keep=True)
             if scale is not None:
                 made.backward(_seeds(made, scale), scale)
         return made

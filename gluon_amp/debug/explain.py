@@ -111,12 +111,6 @@ class Explanation:
     operators: tuple[OperatorExplanation, ...]  # in the order in which they run
     inserted: tuple[OpRecord, ...] = ()  # operators of that name that AMP inserted
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as dicts, lists and strings."""
-        return {"name": self.name, "inserted": [each.to_dict() for each in self.inserted],
-                "operators": [{"operator": each.operator.to_dict(), "why": each.why, "reads": list(each.reads),
-                               "remedies": list(each.remedies)} for each in self.operators]}
-
     def __repr__(self) -> str:
         return str(self)
 

@@ -85,11 +85,6 @@ class DriftMonitor:
         self.rows: deque[tuple[int, DriftRow]] = deque(maxlen=keep)
         scaler.listeners.append(self._stepped)
 
-    @property
-    def gradient_norms(self) -> list[float]:
-        """The norms in ``rows``."""
-        return [row.gradient_norm for _, row in self.rows]
-
     def _stepped(self, overflowed: bool) -> None:
         """Hear of a step, while its gradients are there."""
         self._step += 1

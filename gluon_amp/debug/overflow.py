@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Iterator, NamedTuple, Sequence
 
@@ -119,10 +119,6 @@ class OverflowReport:
     def overflows(self) -> bool:
         """Whether the operator's result is finite in FP32, so that low precision is the cause."""
         return bool(self.in_fp32) and all(item.is_finite for item in self.in_fp32)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, fit for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         operator = f"{self.op} {self.operator!r}" + (f" of block {self.block!r}" if self.block else "")
@@ -255,7 +251,7 @@ class OverflowTracer:
         try:
             with unchanged(self.net), under(call.state):
                 run = record(partial(self.net, *call.arguments), self.net, train_mode=call.train_mode,
-                             values=True, keep=True)
+                             keep=True)
             run.backward(_seeds(run, call), trainers.attached(self.trainer).applied)
         finally:
             self._runs_again = False
@@ -279,10 +275,9 @@ def _dtype_of(array: NDArray) -> str:
 def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> OverflowTracer:
     """Report for every skipped step, from now on, which operator gave the first inf or NaN.
 
-    The network's calls of the step run once more, operator by operator, with the gradients that came back to their
-    outputs, just before the trainer discards the step. The report goes to the ``gluon_amp`` log as a warning, in full
-    for the first step of each fault and in a line for the others, and to ``reports``. Parameters, gradients and running
-    statistics stay as they are; random operators such as Dropout draw new numbers.
+    The network's calls of the step run once more, operator by operator, just before the trainer discards the step. The
+    report goes to the ``gluon_amp`` log as a warning, in full for the first step of each fault, and to ``reports``.
+    Parameters, gradients and running statistics stay as they are; random operators draw new numbers.
 
     Parameters
     ----------

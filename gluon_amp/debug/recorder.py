@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
@@ -22,7 +22,7 @@ from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, register
 from ..context import Replaced
 from ..graph import CAST, Role
 from ..plan.cached_op import RewritingCachedOp
-from ..rules import Decision, Policy
+from ..rules import Decision
 from ..session import hooks
 from ..state.in_force import frame, in_force
 from ..state.state import EagerPolicy, twins
@@ -32,23 +32,7 @@ Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 _ROLES = {CAST: Role.CAST, "_mul_scalar": Role.IDENTITY}  # of what the eager applier inserts
 
 
-class Call(NamedTuple):
-    """An operator that is about to run by itself."""
-
-    op: str  # a registered name, that of an array's method, or of the class of a function
-    called: str  # the operator that the program called; empty where AMP inserted this one
-    block: Block | None  # the innermost block whose call is under way
-    inputs: Sequence[NDArray]
-    compute: Compute  # runs it on such inputs
-    attrs: Mapping[str, str] = {}
-    role: Role = Role.OWN
-    policy: Policy | None = None
-    decision: Decision | None = None  # None where AMP has no say
-    writes: bool = False  # into arrays that were made before
-    is_whole: bool = False  # a method of arrays, or another call that is recorded as a whole
-
-
-OnCall = Callable[[Call], Sequence[NDArray]]  # runs an operator and returns its outputs
+OnCall = Callable[..., Sequence[NDArray]]  # as Recording.called: runs an operator and returns its outputs
 OnGraph = Callable[["Block | None", RewritingCachedOp, Sequence[NDArray]], Any]  # runs a block's graph
 
 
@@ -111,11 +95,11 @@ class _Recorder:
         called = self.called[-1] if self.called else 0
         is_own = made.handle in (called, twins().get(called))
         eager = in_force.eager(made.inputs)
-        outputs = self.on_call(Call(
-            op, _names().get(called, "?") if is_own else "", self.blocks[-1], made.inputs, compute, made.attrs(),
+        outputs = self.on_call(
+            op, _names().get(called, "?") if is_own else f"+{op}", self.blocks[-1], made.inputs, compute, made.attrs(),
             Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
             None if eager is None else eager.policy,
-            None if eager is None or not is_own else _decision(eager, op, made), writes=made.out is not None))
+            None if eager is None or not is_own else _decision(eager, op, made), writes=made.out is not None)
         if made.out is not None:
             return made.out
         return outputs if made.output_is_list or len(outputs) != 1 else outputs[0]
@@ -158,8 +142,7 @@ class _Recorder:
                 results = result if isinstance(result, (list, tuple)) else [result]
                 # What is handed back as it is has no operator to differentiate.
                 return [self._copied(item) if any(item is array for array in arrays) else item for item in results]
-            outputs = self.on_call(Call(name, name, self.blocks[-1], [args[i] for i in positions], compute,
-                                        is_whole=True))
+            outputs = self.on_call(name, name, self.blocks[-1], [args[i] for i in positions], compute, is_whole=True)
             return kinds[0](outputs) if kinds[0] in (list, tuple) else outputs[0]
         return call
 

@@ -1,12 +1,11 @@
-"""Run a network and record every operator, with its time, or with its values and gradients, on request.
+"""Run a network and record every operator, with its time, values and gradients on request.
 
-Graphs of hybridized blocks run in MXNet's engine, which reports what each operator gives. Where values are wanted they
-run operator by operator; where gradients are, each on arrays cut off from the operators that made them: MXNet's own
-backward of each runs alone then, and what every operator adds to every gradient is known.
+Graphs of hybridized blocks run operator by operator; where gradients are wanted, each on arrays cut off from the
+operators that made them: MXNet's own backward of each runs alone then, and what every operator adds to every gradient
+is known.
 """
 from __future__ import annotations
 
-import re
 from collections import Counter
 from contextlib import contextmanager
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
@@ -19,9 +18,9 @@ from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.arrays import is_recorded, map_arrays, wait_for_statistics
+from .._mxnet.arrays import map_arrays, wait_for_statistics
 from .._mxnet.blocks import without_a_trace
-from .._mxnet.engine import Output, Stopwatch, run_observed
+from .._mxnet.engine import Stopwatch, serialize_execution
 from .._mxnet.invoke import UpstreamCachedOp, original_invoke, run_operator
 from .._mxnet.symbols import NumpySymbol, dtype_name, from_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
@@ -31,31 +30,28 @@ from ..graph import CAST, Entry, Graph, Node, Role
 from ..graph.attrs import parameters
 from ..passes.gradients import is_scale
 from ..plan.cached_op import RewritingCachedOp, prepared_operations
-from ..rules import Policy
+from ..rules import Decision, Policy
 from ..state.in_force import in_force
-from .recorder import Call, Compute, heard
+from .recorder import Compute, heard
 from .records import FLOATS, OpRecord, Places, Read, count_casts, observe, observe_call, of_graph
 
 
 def record(call: Callable[[], Any], net: Block | None, *, records: bool = True, train_mode: bool = True,
-           loss: Callable[[Any], NDArray] | None = None, values: bool = False, keep: bool = False,
-           stopwatch: Stopwatch | None = None) -> Recording:
+           loss: Callable[[Any], NDArray] | None = None, differentiates: bool = True, ranges: bool = False,
+           keep: bool = False, stopwatch: Stopwatch | None = None) -> Recording:
     """Call a network, and then a loss of its result, and record every operator.
 
-    ``records``: autograd records the run. ``values``: the largest are noted, and ``backward`` may be called where
-    autograd records. ``keep``: all values are kept. ``stopwatch``: operators are timed, in the backward pass, too.
+    ``records``: autograd records the run. ``differentiates``: ``backward`` may be called. ``ranges``: the largest
+    values are noted. ``keep``: all values are kept. ``stopwatch``: operators are timed, in the backward pass, too.
     """
-    made = Recording(net, values, keep, differentiates=values and records, stopwatch=stopwatch)
-    with heard(made.called, made.graph_called, methods=values and records):
-        with autograd.record(train_mode=train_mode) if records else autograd.pause(train_mode=train_mode):
-            result = call()
-            made.outputs, made.count = float_arrays(result), len(made.records)
-            if loss is not None:
-                made.losses = float_arrays(loss(result))
-        if records and stopwatch is not None:
-            made.time_backward()
+    made = Recording(net, ranges, keep, differentiates, stopwatch)
+    recording = autograd.record if records else autograd.pause
+    with heard(made.called, made.graph_called, methods=differentiates), recording(train_mode=train_mode):
+        result = call()
+        made.outputs, made.count = float_arrays(result), len(made.records)
+        if loss is not None:
+            made.losses = float_arrays(loss(result))
     mx.nd.waitall()
-    made.match()
     count_casts(made.records)
     return made
 
@@ -63,7 +59,7 @@ def record(call: Callable[[], Any], net: Block | None, *, records: bool = True, 
 class Recording:
     """What one run of a network did: its operators in the order in which they ran."""
 
-    def __init__(self, net: Block | None, values: bool, keep: bool, differentiates: bool, stopwatch: Stopwatch | None):
+    def __init__(self, net: Block | None, ranges: bool, keep: bool, differentiates: bool, stopwatch: Stopwatch | None):
         self.records: list[OpRecord] = []
         self.count = 0  # how many of them ran in the network: the others are of the loss
         self.outputs: list[NDArray] = []  # the floating-point ones, nested results flattened
@@ -72,10 +68,8 @@ class Recording:
         self.device: mx.Context | None = None
         self.other_milliseconds = 0.0  # of what belongs to no operator, such as sums of gradients
         self.parameter_gradients: dict[str, NDArray] = {}
-        self._values, self._keep, self._differentiates, self._stopwatch = values, keep, differentiates, stopwatch
+        self._ranges, self._keep, self._differentiates, self._stopwatch = ranges, keep, differentiates, stopwatch
         self._names, self._places = parameter_names(net), Places(net)
-        # graphs that ran in the engine, what it reported, and what ran them, kept until the backward pass is over
-        self._graphs: list[tuple[list[OpRecord], list[Output], Any]] = []
         self._producers: dict[int, tuple[NDArray, OpRecord, int]] = {}  # by the id of an array, which is kept alive
         self._counts: Counter[str] = Counter()
 
@@ -83,20 +77,25 @@ class Recording:
         """Return the network's own operators, without those that AMP inserted."""
         return [each for each in self.records[:self.count] if not each.inserted]
 
-    def called(self, call: Call) -> Sequence[NDArray]:
-        """Run an operator that was called by itself."""
-        self._note(call.inputs, call.policy)
-        block, path = self._places.of("", call.block, in_graph=False)
-        name = f"{block}/{call.called or '+' + call.op}"
+    def called(self, op: str, called: str, around: Block | None, inputs: Sequence[NDArray], compute: Compute,
+               attrs: Mapping[str, str] | None = None, role: Role = Role.OWN, policy: Policy | None = None,
+               decision: Decision | None = None, writes: bool = False, is_whole: bool = False) -> Sequence[NDArray]:
+        """Run an operator that was called by itself.
+
+        ``called``: its name in the program, or of what AMP inserted; ``decision``: None where AMP has no say;
+        ``writes``: into arrays that were made before; ``is_whole``: a method of arrays, or another call as a whole.
+        """
+        self._note(inputs, policy)
+        block, path = self._places.of("", around, in_graph=False)
+        name = f"{block}/{called}"
         number = self._counts[name]
-        role = Role.CAST if call.role is Role.OWN and call.op == CAST else call.role
-        made = OpRecord(f"{name}{number or ''}", call.op, call.op, call.attrs, role, list(map(self._read, call.inputs)),
-                        None, None, block, path, decision=call.decision, repeatable=not call.is_whole)
+        role = Role.CAST if role is Role.OWN and op == CAST else role
+        made = OpRecord(f"{name}{number or ''}", op, op, attrs or {}, role, list(map(self._read, inputs)),
+                        None, None, block, path, decision=decision, repeatable=not is_whole)
         self._counts[name] += 1
-        outputs = self._run(made, call.inputs, call.compute, call.writes)
-        observe_call(made, [dtype_name(array.dtype) for array in outputs], [array.shape for array in outputs],
-                     call.policy)
-        if not (call.writes and self._differentiates):
+        outputs = self._run(made, inputs, compute, writes)
+        observe_call(made, [dtype_name(array.dtype) for array in outputs], [array.shape for array in outputs], policy)
+        if not (writes and self._differentiates):
             self._producers.update((id(array), (array, made, i)) for i, array in enumerate(outputs))
         return outputs
 
@@ -109,54 +108,13 @@ class Recording:
         arrays.update((node.name, loss_scale.on(context)) for node in graph.variables() if is_scale(node))
         made = of_graph(graph, operation.traced_graph(args), block, self._places,
                         lambda entry: self._read(arrays[entry.node.name], entry))
-        outputs = (self._interpret(graph, made, arrays, context) if self._values else
-                   self._run_in_engine(graph, made, arrays, operation.symbol))
-        if self._values and isinstance(operation.symbol, NumpySymbol):
+        outputs = self._interpret(graph, made, arrays, context)
+        if isinstance(operation.symbol, NumpySymbol):
             outputs = [array.as_np_ndarray() for array in outputs]
         for array, head in zip(outputs, graph.heads):
             if not head.node.is_variable:
                 self._producers[id(array)] = array, made[id(head.node)], head.output
         return outputs[0] if len(outputs) == 1 else outputs
-
-    def _run_in_engine(self, graph: Graph, made: Mapping[int, OpRecord], arrays: Mapping[str, NDArray],
-                       like: mx.sym.Symbol) -> list[NDArray]:
-        renamed, records = graph.copy(), list(made.values())
-        for number, node in enumerate(renamed.operators()):
-            node.name = f"op{number}"  # the engine knows operators by their names
-        symbol = from_graph(renamed, like)
-        reports: list[Output] = []
-        running, result = run_observed(symbol, [arrays[name] for name in symbol.list_inputs()], reports,
-                                       self._stopwatch)
-        self._graphs.append((records, reports, running))
-        for each in records:
-            self._begin(each)
-        return list(result) if isinstance(result, (list, tuple)) else [result]
-
-    def time_backward(self) -> None:
-        """Run the backward pass of the loss, or of the outputs."""
-        heads = [array for array in self.losses or self.outputs if is_recorded(array)]
-        if heads:
-            autograd.backward(heads)
-            for _, _, running in self._graphs:
-                running.check()
-        self.other_milliseconds += self._lap(())  # of operators outside of graphs
-
-    def match(self) -> None:
-        """Give each operator of a graph that ran in the engine the reports about it."""
-        for records, reports, _ in self._graphs:
-            for output in reports:
-                named = re.match(r"op(\d+)_(backward_)?", output.name)
-                if named is None:
-                    self.other_milliseconds += output.milliseconds
-                    continue
-                each = records[int(named[1])]
-                each.milliseconds += output.milliseconds
-                if each.observed is None and not named[2]:
-                    observe(each, output.dtype)
-            for each in records:
-                if each.imitates is not None and each.observed is None:
-                    each.imitates.observed = None  # the engine computes equal operators once, and reports one
-        self._graphs = []
 
     def _interpret(self, graph: Graph, made: Mapping[int, OpRecord], arrays: Mapping[str, NDArray],
                    context: mx.Context) -> list[NDArray]:
@@ -178,15 +136,12 @@ class Recording:
             values.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
         return [values[head.key] for head in graph.heads]
 
-    def _begin(self, made: OpRecord) -> None:
+    def _run(self, made: OpRecord, inputs: Sequence[NDArray], compute: Compute, writes: bool = False) -> list[NDArray]:
         made.training = autograd.is_training()
         if made.in_graph:
             made.count = self._counts[made.name]
             self._counts[made.name] += 1
         self.records.append(made)
-
-    def _run(self, made: OpRecord, inputs: Sequence[NDArray], compute: Compute, writes: bool = False) -> list[NDArray]:
-        self._begin(made)
         if not self._differentiates or writes:
             outputs = list(compute(inputs))
         else:
@@ -199,7 +154,7 @@ class Recording:
                 made.leaves, made.recorded = leaves, outputs
                 outputs = [array.detach() for array in outputs]
         made.milliseconds = self._lap(outputs)
-        if self._values and not self._keep:
+        if self._ranges:
             made.largest = self.largest(outputs)
         if self._keep and not writes:
             made.arguments, made.outputs = list(inputs), outputs
@@ -225,11 +180,12 @@ class Recording:
         if policy is not None and not any(policy is known for known in self.policies):
             self.policies.append(policy)
 
-    def _lap(self, arrays: Sequence[NDArray]) -> float:
+    def _lap(self, arrays: Sequence[NDArray | None]) -> float:
         if self._stopwatch is None:
             return 0.0
         for array in arrays:
-            array.wait_to_read()
+            if array is not None:
+                array.wait_to_read()
         return self._stopwatch.lap()
 
     def largest(self, arrays: Sequence[NDArray | None]) -> float | None:
@@ -259,16 +215,18 @@ class Recording:
                     self._add(totals, (id(found[0]), found[1]), gradient)
             for made in reversed(self.records):
                 self._differentiated(made, totals)
+        self.other_milliseconds += self._lap(())
 
     def _differentiated(self, made: OpRecord, totals: dict[tuple[int, int], NDArray]) -> None:
         """Take the gradients of an operator's outputs, and add what it contributes to those of its inputs."""
         gradients = [totals.pop((id(made), i), None) for i in range(max(len(made.outputs), len(made.recorded)))]
         heads = [(output, gradient) for output, gradient in zip(made.recorded, gradients) if gradient is not None]
         contributed = _per_input(heads, made.leaves, made)
+        made.milliseconds += self._lap(contributed)
         made.leaves = made.recorded = ()  # MXNet frees what it keeps
         if self._keep:
             made.gradients, made.input_gradients = gradients, contributed
-        else:
+        elif self._ranges:
             made.largest_gradient = self.largest([*gradients, *contributed])
         for read, gradient in zip(made.reads, contributed):
             if gradient is not None and read.source is not None:
@@ -277,7 +235,10 @@ class Recording:
                 self._add(self.parameter_gradients, read.name, gradient)
 
     def _add(self, totals: dict[Any, NDArray], key: Any, gradient: NDArray) -> None:
-        totals[key] = self.call("elemwise_add", [totals[key], gradient], {})[0] if key in totals else gradient
+        if key in totals:
+            gradient = self.call("elemwise_add", [totals[key], gradient], {})[0]
+            self.other_milliseconds += self._lap([gradient])
+        totals[key] = gradient
 
     def again(self, made: OpRecord, run: Callable[..., Sequence[NDArray]] | None = None,
               as_cast: bool = False) -> Rerun:
@@ -361,8 +322,10 @@ def _cached(node: Node, graph_attrs: dict[str, Any]) -> Compute:
     symbol = from_graph(Graph([Entry(alone, i) for i in range(node.num_outputs)], graph_attrs), mx.sym.Variable("like"))
     order = [int(name[len("input"):]) for name in symbol.list_inputs()]
     operation = UpstreamCachedOp(symbol)
+    serialize_execution(operation)
 
     def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+        mx.nd.waitall()  # as well for the layouts of what it reads
         outputs = operation(*(arrays[i] for i in order))
         return outputs if isinstance(outputs, list) else [outputs]
     return compute

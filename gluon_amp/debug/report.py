@@ -42,15 +42,13 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
            loss: Callable[[Any], NDArray] | None = None) -> Report:
     """Run a network once and say what mixed precision did to it, operator by operator, and what to do about it.
 
-    Hybridized blocks are reported as the graphs that they run, with the type that every operator gives; code that is
-    not hybridized as the operators that were called. Converted networks are reported as they are. The network is left
-    as it was.
+    Hybridized blocks are reported as the graphs that they run, other code as the operators that were called, converted
+    networks as they are. The network is left as it was.
 
     Parameters
     ----------
     net : Block or Symbol
-        The network. A block must be initialized. A symbol is run under the settings that are in force now; inputs that
-        ``data`` does not name are filled with ones.
+        A block must be initialized. Inputs of a symbol that ``data`` does not name are filled with ones.
     data : NDArray, or sequence of them
         The argument of the network's call, or all its arguments in a tuple. For a symbol a dict of input names to
         arrays or shapes.
@@ -92,46 +90,44 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     call, block = _call(net, data, train), net if isinstance(net, Block) else None
 
     def run(**options: Any) -> Recording:
-        return record(call, block, records=train, train_mode=train, loss=loss, **options)
+        made = record(call, block, records=train, train_mode=train, loss=loss,
+                      differentiates=train and bool(options), **options)
+        if train and options:
+            made.backward([(array, made.call("ones_like", [array], {})[0]) for array in made.losses or made.outputs])
+        return made
 
     with unchanged(block) if train and block is not None else nullcontext():
+        made = run()
+        if ranges:
+            found = {each.key: each for each in run(ranges=True).records}
+            for each in made.records:
+                if each.key in found:
+                    each.largest, each.largest_gradient = found[each.key].largest, found[each.key].largest_gradient
         if time:
             with Stopwatch() as stopwatch:
-                made = _with_medians([run(stopwatch=stopwatch) for _ in range(1 + _TIMED_RUNS)][1:])
-        else:
-            made = run()
-        if ranges:
-            _add_ranges(made, run(values=True), train)
+                _add_times(made, [run(stopwatch=stopwatch) for _ in range(1 + _TIMED_RUNS)][1:])
     device, policies = made.device or mx.cpu(), made.policies if in_force.is_on() else []
-    of_net, of_loss = made.records[:made.count], made.records[made.count:]
+    of_net = made.records[:made.count]
     return Report(tuple(each for each in of_net if not each.inserted),
                   tuple(each for each in of_net if each.inserted), train, time, loss is not None,
-                  made.other_milliseconds + sum(each.milliseconds for each in of_loss),
+                  made.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
                   device.device_type != "gpu" and any(policy.target_dtype == FLOAT16 for policy in policies),
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
                   in_force.device(device).reason if in_force.policy(device) is not None else "", device)
 
 
-def _with_medians(runs: Sequence[Recording]) -> Recording:
-    """Return the last of several runs, with the median of each time where all ran the same operators."""
-    last = runs[-1]
-    if all(len(run.records) == len(last.records) for run in runs):
-        for each, *others in zip(last.records, *(run.records for run in runs[:-1])):
-            each.milliseconds = median([each.milliseconds, *(other.milliseconds for other in others)])
-    last.other_milliseconds = median([run.other_milliseconds for run in runs])
-    return last
-
-
-def _add_ranges(made: Recording, looked_at: Recording, train: bool) -> None:
-    """Add the largest values and gradients of a run of the same network."""
-    if train:
-        looked_at.backward([(array, looked_at.call("ones_like", [array], {})[0])
-                            for array in looked_at.losses or looked_at.outputs])
-    found = {each.key: each for each in looked_at.records}
-    for each in made.records:
-        if each.key in found:
-            each.largest, each.largest_gradient = found[each.key].largest, found[each.key].largest_gradient
+def _add_times(made: Recording, runs: Sequence[Recording]) -> None:
+    """Add the median of each time that runs of the same network took; a loss and sums of gradients count as others."""
+    times: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for run in runs:
+        for each in run.records:
+            times[each.key].append(each.milliseconds)
+    network = {each.key: each for each in made.records[:made.count]}
+    for key, each in network.items():
+        each.milliseconds = median(times[key] or [0.0])
+    made.other_milliseconds = median([run.other_milliseconds + sum(
+        each.milliseconds for each in run.records if each.key not in network) for run in runs])
 
 
 def _call(net: Any, data: Any, train: bool) -> Callable[[], Any]:
@@ -178,18 +174,7 @@ def _ones(shape: tuple[int, ...], dtype: str) -> NDArray:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """What one run of a network showed; made by :func:`gluon_amp.report`.
-
-    Examples
-    --------
-    ::
-
-        found = amp.report(net, data)
-        print(found.summary)
-        found.print(by='block')
-        found.plot('net.png')
-        json.dump(found.to_dict(), file)
-    """
+    """What one run of a network showed; made by :func:`gluon_amp.report`."""
 
     operators: tuple[OpRecord, ...]  # the network's own, in the order in which they ran
     inserted: tuple[OpRecord, ...]  # what AMP added: casts, and helpers such as the padding of channels
@@ -221,7 +206,7 @@ class Report(Shown):
     @property
     def mismatches(self) -> tuple[OpRecord, ...]:
         """The operators that ran in another precision than planned."""
-        return tuple(row for row in self.operators if row.observed not in (None, row.planned))
+        return tuple(row for row in self.operators if row.observed != row.planned)
 
     @property
     def is_off(self) -> bool:
@@ -355,11 +340,9 @@ def _in_fp32(report: Report) -> list[OpRecord]:
 def _attention(report: Report) -> str:
     casts = report.share(report.casts) if report.timed else 0.0
     eager = sum(not row.in_graph for row in report.operators)
-    silent = sum(row.observed is None for row in report.operators)
     return _sentences(
         report.mismatches and f"Not as planned: {', '.join(row.name for row in report.mismatches)}",
         casts >= _MUCH and f"Casts take {casts:.0%} of the time",
-        silent and f"The engine reported nothing of {silent} operators",
         eager and f"{eager} operators ran outside of graphs, as the code called them: only these calls are covered, "
                   "not their backward pass, nor array methods that make views")
 

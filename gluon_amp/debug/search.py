@@ -12,10 +12,9 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from .. import checks
 from ..aliases import also
-from ..errors import PolicyError, StateError, expected
-from ..metrics import as_number, fewest, judged, relative_error
+from ..errors import PolicyError, StateError
+from ..metrics import allowed, fewest, measured, relative_error
 from ..progress import progress_bar
 from ..rules import Device, Policy
 from ..session import hooks
@@ -36,10 +35,8 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
                       progress: bool = True) -> Policy:
     """Find a small set of operators to keep in FP32 so that a network is as accurate as wanted, cheaply.
 
-    Operators are ranked by what their rounding does to the results, against what they cost in FP32. One FP32 run with
-    gradients, and one run of each operator alone, tell that. Bisection finds how many from the top of this ranking have
-    to stay in FP32; then those that were not needed are taken out again. The network runs about twice as often as the
-    logarithm of the number of operators, and once or twice for each operator that stays.
+    Operators are ranked by what their rounding does to the results, against what they cost in FP32. Bisection finds how
+    many from the top of this ranking have to stay in FP32; then those that were not needed are taken out again.
 
     Parameters
     ----------
@@ -86,7 +83,9 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     >>> sorted(policy.excluded)
     ['net_dense1_fwd']
     """
-    limit = _limit(max_error, metric, budget)
+    limit = allowed(max_error, metric, budget)
+    if limit is None:
+        raise PolicyError("expected either max_error, or metric and budget, received neither")
     arguments = arguments_of(data)
     make_ready(net, arguments)
     state = mixed_state(target_dtype)
@@ -101,7 +100,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
             return [array.asnumpy().astype("float64") for array in float_arrays(net(*arguments))]
 
     with hooks.kept_in_place(), progress_bar(desc="search", unit="run", shown=progress) as bar:
-        trials = _Trials(net, outputs if metric is None else lambda: [_measured(metric, net)],
+        trials = _Trials(net, outputs if metric is None else lambda: [measured(metric, net)],
                          _distance if metric is None else _lost if greater_is_better else lambda a, b: _lost(b, a),
                          limit, base, device, state.devices, bar)
         if trials.hold(()):
@@ -115,28 +114,6 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
         trials.hold(chosen)
     _logger.info("AMP: %d of %d operators stay in float32; %s", len(chosen), len(order), trials.told)
     return trials.policy(chosen)
-
-
-def _limit(max_error: float | None, metric: Any, budget: float | None) -> float:
-    """Return the error that is allowed."""
-    if (max_error is None) == (metric is None) or (metric is None) != (budget is None):
-        given = [name for name, value in (("max_error", max_error), ("metric", metric), ("budget", budget))
-                 if value is not None]
-        raise PolicyError(f"expected either max_error, or metric and budget, received {', '.join(given) or 'neither'}")
-    if metric is not None and not callable(metric) and not (isinstance(metric, (tuple, list)) and len(metric) == 2):
-        raise PolicyError(expected("a function of the network, or a metric of MXNet's with data", "metric", metric))
-    name, value = ("budget", budget) if max_error is None else ("max_error", max_error)
-    if value is None or not checks.is_number(value) or not 0 <= value < math.inf:
-        raise PolicyError(expected("a number, 0 or above", name, value))
-    return value
-
-
-def _measured(metric: Any, net: Block) -> float:
-    given = judged(metric, net)
-    value = as_number(given)
-    if value is None:
-        raise PolicyError(expected("a number, an array of one, or a name and a number", "the result of metric", given))
-    return value
 
 
 def _distance(reference: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:

@@ -27,13 +27,7 @@ MAX_ERRORS = {FLOAT32: 1e-4, FLOAT16: 1e-2}  # of outputs, relative
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """The record of an export.
-
-    Examples
-    --------
-    >>> OnnxExport('net.onnx', 'float16', 15, 6, 2, 2, {'fc': 0.0004}).summary()
-    'net.onnx: ONNX opset 15, float16: 2 operators in low precision, 6 nodes with 2 casts; 0.0004 off MXNet in FP32'
-    """
+    """The record of an export."""
 
     path: str
     target_dtype: str  # 'float16' or 'float32'
@@ -88,15 +82,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     Returns
     -------
     OnnxExport
-        What was written, and its errors.
-
-    Raises
-    ------
-    ImportError
-        ``onnx`` or ``onnxruntime`` is not installed.
-    GraphError
-        An operator cannot be written in ONNX, the network was converted before, or the result differs too much. No file
-        is written then.
+        What was written, and its errors. Where the result differs too much no file is written.
 
     Examples
     --------

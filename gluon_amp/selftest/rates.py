@@ -73,13 +73,7 @@ _OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def measure(shown: bool = True) -> dict[str, Any]:
-    """Return the row of this CPU.
-
-    Raises
-    ------
-    StateError
-        When other programs run on this machine, which would be measured with it.
-    """
+    """Return the row of this CPU; raise StateError while other programs run, which would be measured with it."""
     others = _machine.others_running()
     if others:
         raise StateError(f"expected a machine on which nothing else runs, found {others} busy threads: measure again "
@@ -144,12 +138,12 @@ def _in_each(layer: tuple[int, int, int, int], operators: Sequence[str]) -> list
 
 def _unit(layer: tuple[int, int, int, int], operators: Sequence[str], kernel: Kernel) -> float:
     """Return milliseconds of a unit in a kernel."""
-    side, groups, channels, pixels = layer
+    _, _, channels, pixels = layer
     data, state = mx.nd.random.normal(shape=(_IMAGES, channels, pixels, pixels)), _state(kernel)
     if state is None:
         return _ABSENT
     with under(state):
-        steps = [_step(_ready(_chain(side, groups, channels, operators, count)), data) for count in (1, 1 + _UNITS)]
+        steps = [_step(layer, operators, count, data) for count in (1, 1 + _UNITS)]
         once = sum(interleaved(steps, 1)) / 1e3
         few, many = interleaved(steps, min(max(int(_SECONDS / once), _ROUNDS[0]), _ROUNDS[1]), of=min)
     return round(max(many - few, 0.0) / _UNITS, 4)
@@ -168,23 +162,17 @@ def _state(kernel: Kernel) -> State | None:
     return State(policies, devices)
 
 
-def _chain(side: int, groups: int, channels: int, operators: Sequence[str], count: int) -> HybridBlock:
-    chain = nn.HybridSequential()
-    chain.add(nn.Conv2D(channels, 1, use_bias=False, in_channels=channels))
+def _step(layer: tuple[int, int, int, int], operators: Sequence[str], count: int,
+          data: mx.nd.NDArray) -> Callable[[], None]:
+    """Return a training step of some units of a layer behind a pointwise one."""
+    side, groups, channels, _ = layer
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(channels, 1, use_bias=False, in_channels=channels))
     for _ in range(count):
-        if groups > 1:
-            chain.add(_Unit(1, 1, channels, operators))
-        chain.add(_Unit(side, groups, channels, operators))
-    return chain
-
-
-def _ready(net: HybridBlock) -> HybridBlock:
+        net.add(*([_Unit(1, 1, channels, operators)] if groups > 1 else []), _Unit(side, groups, channels, operators))
     net.initialize()
     net.hybridize(static_alloc=True, static_shape=True)
-    return net
 
-
-def _step(net: HybridBlock, data: mx.nd.NDArray) -> Callable[[], None]:
     def step() -> None:
         with autograd.record():
             out = net(data)

@@ -107,12 +107,6 @@ class TestGraphs:
         assert [types.get(name) for name in ("conv_weight", "fc_bias", "bn_gamma")] == ["2", "2", None]
         assert not any("amp_cast(fc_weight)" in line for line in describe(converted))
 
-    def test_the_settings_are_a_symbol_attribute(self):
-        symbol, args, aux = mlp()
-        converted, *_ = amp.convert_model(symbol, args, aux, exclude=["fc"], **GPU)
-        noted = json.loads(converted.attr("__gluon_amp__"))
-        assert (noted["target_dtype"], noted["excluded"]) == ("float16", ["fc"])
-
     def test_converting_again_adds_nothing(self):
         symbol, args, aux = mlp()
         once = amp.convert_model(symbol, args, aux, **GPU)
@@ -441,16 +435,6 @@ class TestFiles:
         assert child.returncode == 0, child.stderr
         assert int(child.stdout) == (8 if cpu_support().amx else 6)  # with AMX the first convolution too
 
-    def test_parameters_take_about_half_the_space(self, tmp_path):
-        net = nn.Dense(512, in_units=512)
-        net.initialize()
-        net.hybridize()
-        net(mx.nd.ones((1, 512)))
-        net.export(str(tmp_path / "plain"))
-        amp.convert_hybrid_block(net, "bfloat16").export(tmp_path / "low")
-        sizes = [os.path.getsize(tmp_path / f"{name}-0000.params") for name in ("low", "plain")]
-        assert sizes[0] < 0.52 * sizes[1]
-
     def test_a_directory_that_cannot_be_written_to_leaves_nothing(self, tmp_path):
         net = nn.Dense(2, in_units=2)
         net.initialize()
@@ -638,10 +622,6 @@ class TestBadInput:
             noted = json.loads(converted.attr("__gluon_amp__"))
             assert (noted["target_dtype"], noted["excluded"]) == ("float16", ["fc"])
             assert converted.attr_dict()["conv_weight"]["__dtype__"] == "2"
-
-    def test_example_data_in_the_place_of_a_type(self):
-        with pytest.raises(DTypeError, match="data_example="):
-            amp.convert_hybrid_block(nn.Dense(2), target_dtype=mx.nd.ones((1, 2)))
 
     def test_code_that_cannot_be_traced(self):
         class Asks(HybridBlock):

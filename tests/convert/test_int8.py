@@ -402,26 +402,12 @@ class TestSearch:
         assert len(asked) == len(fast.conversion.trials) + 1  # FP32
         assert accuracy(fast) >= 0.98
 
-    @pytest.mark.parametrize("loader", [lambda x, y: [(x, y)], lambda x, y: mx.io.NDArrayIter(x, y, 3)],
-                             ids=["batches", "DataIter"])
-    def test_a_metric_of_mxnets_with_a_loader(self, loader):
+    def test_a_loss_of_mxnets_with_a_loader_is_to_be_small(self):
         net, x = residual()
-        labels = mx.nd.array(net(x).asnumpy().argmax(axis=1))
-        fast = amp.convert_hybrid_block(net, calib_data=x, metric=(mx.metric.Accuracy(), loader(x, labels)), budget=0,
-                                        **QUIET)
-        assert (fast(x).asnumpy().argmax(axis=1) == labels.asnumpy()).all()
-
-    @pytest.mark.parametrize("of", [float, mx.nd.array, np.array, lambda value: ("loss", value[0])],
-                             ids=["number", "NDArray", "NumPy", "as EvalMetric.get"])
-    def test_a_loss_is_to_be_small(self, of):
-        net, x = residual()
-        wanted = net(x).asnumpy()
-
-        def loss(each):
-            return np.abs(each(x).asnumpy() - wanted).mean(keepdims=True).reshape(1)
-        fast = amp.convert_hybrid_block(net, calib_data=x, budget=0.05, greater_is_better=False,
-                                        metric=lambda each: of(loss(each)), **QUIET)
-        assert loss(fast) <= 0.05 + 1e-6
+        metric, loader = mx.metric.MAE(), [(x, net(x))]
+        fast = amp.convert_hybrid_block(net, calib_data=x, metric=(metric, loader), budget=0.05,
+                                        greater_is_better=False, **QUIET)
+        assert np.abs(fast(x).asnumpy() - net(x).asnumpy()).mean() <= 0.05 + 1e-6
 
     @pytest.mark.parametrize("limit", [{}, {"time_limit": 1e-9}])
     def test_a_budget_that_no_layer_in_int8_meets_leaves_fp32(self, limit):
@@ -446,9 +432,8 @@ ONES = mx.nd.ones((2, 3, 12, 12))
     ({"calib_data": ONES, "max_error": -1}, amp.PolicyError, "0 or above"),
     ({"calib_data": ONES, "metric": lambda net: float("nan"), "budget": 1}, amp.StateError,
      "expected a finite number, received nan"),
-    ({"calib_data": ONES, "metric": lambda net: None, "budget": 1}, TypeError, "expected a number.*received result=No"),
-    ({"calib_data": ONES, "metric": lambda net: (1, 2), "budget": 1}, TypeError, r"expected a number.*=\(1, 2\)"),
-    ({"calib_data": ONES, "metric": mx.metric.Accuracy(), "budget": 1}, amp.PolicyError, r"\(EvalMetric, loader\)"),
+    ({"calib_data": ONES, "metric": lambda net: None, "budget": 1}, amp.PolicyError, "expected a number.*metric=None"),
+    ({"calib_data": ONES, "metric": mx.metric.Accuracy(), "budget": 1}, amp.PolicyError, "MXNet's with data"),
     ({"calib_data": ONES, "optimize": "none"}, amp.PolicyError, "needs the pass 'fuse'"),
     ({"calib_data": ONES, "dtypes": ("int8", "bfloat16", "float16")}, amp.PolicyError, "at most one"),
     ({"calib_data": ONES, "calib_batches": 0}, ValueError, "calib_batches"),

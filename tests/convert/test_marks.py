@@ -53,12 +53,10 @@ def marked(request):
 
 
 class TestFiles:
-    def test_exported(self, marked, tmp_path):
-        marked.export(str(tmp_path / "net"))
-        assert "amp" not in (tmp_path / "net-symbol.json").read_text()
-
-    def test_exported_once_amp_is_off(self, marked, tmp_path):
-        amp.deinit()
+    @pytest.mark.parametrize("is_on", [True, False])
+    def test_exported(self, marked, is_on, tmp_path):
+        if not is_on:
+            amp.deinit()
         marked.export(str(tmp_path / "net"))
         assert "amp" not in (tmp_path / "net-symbol.json").read_text()
 

@@ -219,26 +219,3 @@ def test_files_of_the_network_before_are_refused_and_its_own_are_read(tmp_path, 
     converted.load_parameters(tmp_path / "own", **options)
     for name, parameter in converted.collect_params().items():
         np.testing.assert_array_equal(parameter.data().asnumpy(), kept[name])
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-@pytest.mark.parametrize("hybridized", [False, True])
-def test_a_teacher_may_follow_its_student_in_a_recording(hybridized, prepared):
-    """The data that the student has read is part of the recording, and has no gradient all the same."""
-    teacher, student = (mx.gluon.nn.HybridSequential(prefix=prefix) for prefix in ("teacher_", "student_"))
-    for net in (teacher, student):
-        with net.name_scope():
-            net.add(mx.gluon.nn.Dense(16, in_units=16, activation="relu"), mx.gluon.nn.Dense(4, in_units=16))
-        net.initialize()
-    student.hybridize(hybridized)
-    converted, data = amp.convert_hybrid_block(teacher, "float32"), mx.nd.random.normal(shape=(8, 16))
-    expected = converted(data * 2 if prepared else data).asnumpy()
-    with mx.autograd.record():
-        out = student(data)
-        wanted = converted(data * 2 if prepared else data)
-        loss = ((out - wanted) ** 2).mean()
-    loss.backward()
-    np.testing.assert_array_equal(wanted.asnumpy(), expected)
-    assert student[0].weight.grad().norm().asscalar() > 0
-    with mx.autograd.record(), pytest.raises(amp.StateError, match="expected data that needs no gradient"):
-        converted(student[0](data))

@@ -4,8 +4,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import subprocess
-import sys
 
 import mxnet as mx
 import numpy as np
@@ -640,10 +638,9 @@ class TestParametersOfAnotherNetwork:
 
     @pytest.mark.parametrize("example", [None, {"data": (1, 16, 8, 8)}])
     @pytest.mark.parametrize(("name", "shape"), [
-        ("second_weight", (24, 16, 3, 3)), ("bn_gamma", (32,)), ("bn_moving_var", (8,)), ("one_weight", (8, 16)),
-        ("two_weight", (2, 9)), ("conv_weight", (16, 16, 3, 3)), ("conv_weight", (32, 16, 1, 1)), ("one_bias", (9,)),
+        ("one_weight", (9, 24)), ("conv_weight", (16, 16, 3, 3)), ("conv_weight", (32, 16, 1, 1)), ("one_bias", (9,)),
         ("", ())])
-    def test_shapes_have_to_fit_between_layers(self, name, shape, example):
+    def test_shapes_have_to_fit_the_layers(self, name, shape, example):
         symbol, args, aux = self.model()
         if not name:
             assert amp.convert_model(symbol, args, aux, data_example=example)[0].list_outputs() == ["two_output"]
@@ -656,18 +653,6 @@ class TestParametersOfAnotherNetwork:
         symbol, args, aux = self.model()
         with pytest.raises(GraphError, match="parameters lack conv_weight, second_weight"):
             amp.convert_model(symbol, {f"other_{name}": array for name, array in args.items()}, aux)
-
-    def test_the_command_refuses_them(self, tmp_path):
-        symbol, *_ = self.model()
-        _, args, aux = self.model(hidden=9)
-        args["two_weight"] = args["two_weight"][:, :8]
-        mx.model.save_checkpoint(str(tmp_path / "net"), 0, symbol, args, aux)
-        child = subprocess.run([sys.executable, "-m", "gluon_amp", "convert", str(tmp_path / "net-symbol.json"),
-                                str(tmp_path / "net-0000.params"), "-o", str(tmp_path / "out")], capture_output=True,
-                               text=True, check=False)
-        assert child.returncode != 0
-        assert "one_" in child.stderr
-        assert not list(tmp_path.glob("out/*"))
 
 
 class TestBlocks:
