@@ -388,7 +388,8 @@ def check_ways(case: Case) -> None:
     if "copy" in case.switches:
         same("forward of a copy", expected[first][0], outputs(copy.deepcopy(net), data(case)), expected[first][1])
     if "hook" in case.switches and case.way != "eager":
-        net.register_op_hook(lambda *_: None, monitor_all=case.seed % 2 == 0)
+        sees_all = case.seed % 2 == 0 and case.kind != "loops"  # of which MXNet cannot name the inputs
+        net.register_op_hook(lambda *_: None, monitor_all=sees_all)
     same_gradients("gradients", slopes[first][0], gradients(
         net, case, data(case), with_data=with_data, unwritten=_UNWRITTEN), slopes[first][1], written)
     set_values(case, net, statistics_only=True)
@@ -605,7 +606,11 @@ def check_symbols(case: Case) -> None:
     auxiliary = {name: values[name] for name in symbol.list_auxiliary_states()}
     arguments = {name: values[name] for name in symbol.list_arguments() if name in values}
     with stock_alone():
-        expected = _predict(symbol, arguments, auxiliary, feeds)
+        expected = [_predict(symbol, arguments, auxiliary, [feed])[0] for feed in feeds]
+        reshaped = _predict(symbol, arguments, auxiliary, feeds)
+    # Beside a loop a module that was reshaped gives other values now and then.
+    are_right = all(error <= 1e-3 for pair in zip(expected, reshaped) for error in errors(*pair).values())
+    calls = [feeds] if are_right else [[feed] for feed in feeds]
     bounds = [bound(case, shape) for shape in case.shapes]
     converted = {"convert_symbol": (_quietly(amp.convert_symbol, symbol, case.dtype), arguments, auxiliary)}
     for optional in (None, False, True):
@@ -617,7 +622,8 @@ def check_symbols(case: Case) -> None:
         with tempfile.TemporaryDirectory() as folder:
             mx.model.save_checkpoint(f"{folder}/net", 0, made, dict(args), dict(aux))
             for where, model in (("", (made, args, aux)), (", saved", mx.model.load_checkpoint(f"{folder}/net", 0))):
-                for shape, allowed, wanted, found in zip(case.shapes, bounds, expected, _predict(*model, feeds)):
+                predicted = [found for call in calls for found in _predict(*model, call)]
+                for shape, allowed, wanted, found in zip(case.shapes, bounds, expected, predicted):
                     same(f"{what}{where}, shape {shape}", wanted, found, allowed)
 
 
