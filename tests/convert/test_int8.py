@@ -315,6 +315,19 @@ def test_a_warning_tells_of_outputs_that_are_far_off(output, options, is_told):
             if each.category is UserWarning] == [True] * is_told
 
 
+def test_layers_stay_wide_until_outputs_are_near_where_no_limit_is_named():
+    net, x = Function(lambda F, y, z: y - 50), mx.nd.random.normal(shape=(4, 3, 12, 12))
+    net.initialize(mx.init.Xavier())
+    net(x)
+    net.first.bias.set_data(mx.nd.full(16, 50))
+    with pytest.warns(UserWarning, match=r"INT8 outputs are \d\d\.\d% off FP32, so that 1 of 1 layers stay"):
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **QUIET)
+    assert relative(fast(x), net(x)) <= 0.05
+    assert set(fast.conversion.wide.values()) == {"the network is not accurate enough with it"}
+    far = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1.0, **QUIET)
+    assert far.conversion.trials[0]["holds"]
+
+
 class TestValuesThatAreNotFinite:
     def test_int8_with_infinite_outputs_is_not_returned(self):
         net, x = ready(Function(lambda F, y, z: F.log(F.relu(y) + F.relu(y - z) * 0)))
