@@ -460,6 +460,42 @@ def _wide(net: Callable, arguments: Sequence[mx.nd.NDArray]) -> dict[str, np.nda
     return outputs(lambda *tensors: cast_arrays(listed(net(*tensors)), "float32"), arguments)
 
 
+_FAR = 0.05  # what INT8 allows where no limit is named
+
+
+def check_int8(case: Case) -> None:
+    """A network with layers in INT8 is as near FP32 as it says, again and from its files, and finite on other data."""
+    expected = stock_outputs(case)
+    made = _quietly(amp.convert_hybrid_block, network(case), case.dtype, calib_data=[data(case)], progress=False,
+                    exclude=program_of(case).excluded or None, data_example=data(case))
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            same("INT8", expected, outputs(made, data(case)), _FAR + 1e-3)
+        loaded, names = _imported(made.export(f"{folder}/net"))
+    loaded.hybridize(static_alloc=case.kind != "loops")
+    same("exported INT8", expected, _wide(loaded, [data(case)[int(name[4:])] for name in names]), _FAR + 1e-3)
+    for name, one in outputs(made, data(case, case.shapes[1])).items():
+        if not np.isfinite(one).all():
+            raise Wrong(f"INT8, shape {case.shapes[1]}: {name} is not finite")
+
+
+def check_onnx(case: Case) -> None:
+    """A float16 file, in which each node computes in its own type. Refusals name their reasons."""
+    from onnx.reference import ReferenceEvaluator
+
+    expected, allowed = stock_outputs(case), bound(case)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _quietly(amp.export_onnx, network(case), f"{folder}/net.onnx", data(case))
+        except amp.AmpError as error:
+            raise StockFails(str(error)) from error
+        with stock_alone():  # the evaluator knows not all activations of recurrent layers; onnxruntime has run the file
+            runs = ReferenceEvaluator(f"{folder}/net.onnx")
+            made = runs.run(None, {name: data(case)[int(name[4:] or 0)].asnumpy() for name in runs.input_names})
+    found = {f"output {number}": np.asarray(one, "float32") for number, one in enumerate(made)}
+    same("ONNX", expected, found, {name: max(error, 0.011) for name, error in allowed.items()})
+
+
 def check_first_call(case: Case) -> None:
     """The region around the first call leaves nothing behind."""
     nets = [network(case) for _ in range(3)]
@@ -660,9 +696,10 @@ def check_imported(case: Case) -> None:
 
 CHECKS: dict[str, Callable[[Case], None]] = {
     "ways": check_ways, "training": check_training, "conversion": check_conversion, "first_call": check_first_call,
-    "executor": check_executor, "symbols": check_symbols, "imported": check_imported, "empty": check_empty}
+    "executor": check_executor, "symbols": check_symbols, "imported": check_imported, "empty": check_empty,
+    "int8": check_int8, "onnx": check_onnx}
 # The types that suit each check; float16 is imitated on CPUs, and converted networks cannot have it there.
-DTYPES = {**dict.fromkeys(CHECKS, (LOW, "float32")), "ways": tuple(dict.fromkeys((LOW, "float16", "float32"))),
+DTYPES = {**dict.fromkeys(CHECKS, (LOW, "float32")), "int8": ("int8",), "onnx": ("float16",), "ways": tuple(dict.fromkeys((LOW, "float16", "float32"))),
           **({} if RUNS_BFLOAT16 else dict.fromkeys(("training", "conversion", "symbols"), ("float32",)))}
 
 
