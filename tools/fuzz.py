@@ -699,7 +699,8 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "executor": check_executor, "symbols": check_symbols, "imported": check_imported, "empty": check_empty,
     "int8": check_int8, "onnx": check_onnx}
 # The types that suit each check; float16 is imitated on CPUs, and converted networks cannot have it there.
-DTYPES = {**dict.fromkeys(CHECKS, (LOW, "float32")), "int8": ("int8",), "onnx": ("float16",), "ways": tuple(dict.fromkeys((LOW, "float16", "float32"))),
+DTYPES = {**dict.fromkeys(CHECKS, (LOW, "float32")), "int8": ("int8",), "onnx": ("float16",),
+          "ways": tuple(dict.fromkeys((LOW, "float16", "float32"))),
           **({} if RUNS_BFLOAT16 else dict.fromkeys(("training", "conversion", "symbols"), ("float32",)))}
 
 
