@@ -228,6 +228,19 @@ def test_the_rest_runs_in_bfloat16():
     assert relative(fast(x), wanted) < 0.05
 
 
+def test_convolutions_of_sequences_stay_out_of_it():
+    """MXNet's operator takes no weights of three dimensions: inferring its types failed."""
+    net, x = nn.HybridSequential(prefix="net_"), mx.nd.random.normal(shape=(2, 16, 12))
+    with net.name_scope():
+        net.add(nn.Conv1D(16, 3, padding=1, in_channels=16, use_bias=False),
+                nn.HybridLambda(lambda F, x: F.swapaxes(x, 1, 2)), nn.Flatten(), nn.Dense(8, in_units=192))
+    net.initialize(mx.init.Xavier())
+    fast = amp.convert_hybrid_block(net, calib_data=x, **ONLY)
+    assert fast.conversion.wide == {"net_conv0_fwd": "MXNet has no convolution of sequences in INT8"}
+    assert fast.conversion.int8 == ("net_dense0_fwd",)
+    assert relative(fast(x), net(x)) < 0.05
+
+
 class TestCalibration:
     def test_ranges_are_collected_once_and_kept_in_a_file(self, tmp_path):
         net, x = residual()
