@@ -20,13 +20,14 @@ WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadfile
 # The CUDA build of MXNet and NVIDIA's libraries, 4.5 GB: kept outside of the tree, and made once.
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gluon_amp
 GPU_VENV := $(CACHE)/venv-cu112
+PACKAGES := $(CACHE)/packages
 GPU_DISK := 6
 GPU_PATIENCE := 480
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd regret digits int8 zoo overhead test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
+.PHONY: help venv horovod ssd regret digits int8 zoo overhead test test-all test-machines test-pythons packages-folder packages gpu-venv test-gpu lint native-check wheel notebooks docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +76,17 @@ test-machines: $(READY)  ## run what depends on the CPU as on a lesser one, with
 
 test-pythons: $(READY)  ## import it and run the README's sample on each Python from 3.8 to 3.13 that is here
 	$(RUN) tools/run_pythons.py '$(CACHE)'
+
+packages-folder: $(PACKAGES)/d2l  ## install what `make packages` needs
+
+# With --no-deps: they ask for other versions of what is in the environment.
+$(PACKAGES)/d2l: $(READY)
+	timeout 180 $(RUN) -m pip install --quiet --upgrade --no-deps --target '$(PACKAGES)' gluonts==0.13.9 'pandas<2' \
+	  'pydantic<2' toolz ujson sockeye==2.3.24 sacrebleu==1.4.14 portalocker d2l==0.17.6
+	@touch '$@'
+
+packages: packages-folder  ## train networks of GluonTS, Sockeye, d2l and GluonNLP, 3 minutes; ARGS='--modes float32': 2
+	PYTHONPATH='$(PACKAGES)' $(RUN) tools/packages.py $(ARGS)
 
 gpu-venv:  ## make the environment of `make test-gpu`: 2 GB to download, 6 GB of disk
 	@PYTHON='$(PYTHON)' tools/make_gpu_venv.sh '$(GPU_VENV)' $(GPU_DISK) $(GPU_PATIENCE)

@@ -388,7 +388,8 @@ def check_ways(case: Case) -> None:
     if "copy" in case.switches:
         same("forward of a copy", expected[first][0], outputs(copy.deepcopy(net), data(case)), expected[first][1])
     if "hook" in case.switches and case.way != "eager":
-        net.register_op_hook(lambda *_: None, monitor_all=case.seed % 2 == 0)
+        sees_all = case.seed % 2 == 0 and case.kind != "loops"  # of which MXNet cannot name the inputs
+        net.register_op_hook(lambda *_: None, monitor_all=sees_all)
     same_gradients("gradients", slopes[first][0], gradients(
         net, case, data(case), with_data=with_data, unwritten=_UNWRITTEN), slopes[first][1], written)
     set_values(case, net, statistics_only=True)
@@ -457,6 +458,42 @@ def _imported(files: Sequence[str]) -> tuple[gluon.SymbolBlock, list[str]]:
 def _wide(net: Callable, arguments: Sequence[mx.nd.NDArray]) -> dict[str, np.ndarray]:
     """Return the outputs of a network in FP32."""
     return outputs(lambda *tensors: cast_arrays(listed(net(*tensors)), "float32"), arguments)
+
+
+_FAR = 0.05  # what INT8 allows where no limit is named
+
+
+def check_int8(case: Case) -> None:
+    """A network with layers in INT8 is as near FP32 as it says, again and from its files, and finite on other data."""
+    expected = stock_outputs(case)
+    made = _quietly(amp.convert_hybrid_block, network(case), case.dtype, calib_data=[data(case)], progress=False,
+                    exclude=program_of(case).excluded or None, data_example=data(case))
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            same("INT8", expected, outputs(made, data(case)), _FAR + 1e-3)
+        loaded, names = _imported(made.export(f"{folder}/net"))
+    loaded.hybridize(static_alloc=case.kind != "loops")
+    same("exported INT8", expected, _wide(loaded, [data(case)[int(name[4:])] for name in names]), _FAR + 1e-3)
+    for name, one in outputs(made, data(case, case.shapes[1])).items():
+        if not np.isfinite(one).all():
+            raise Wrong(f"INT8, shape {case.shapes[1]}: {name} is not finite")
+
+
+def check_onnx(case: Case) -> None:
+    """A float16 file, in which each node computes in its own type. Refusals name their reasons."""
+    from onnx.reference import ReferenceEvaluator
+
+    expected, allowed = stock_outputs(case), bound(case)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _quietly(amp.export_onnx, network(case), f"{folder}/net.onnx", data(case))
+        except amp.AmpError as error:
+            raise StockFails(str(error)) from error
+        with stock_alone():  # the evaluator knows not all activations of recurrent layers; onnxruntime has run the file
+            runs = ReferenceEvaluator(f"{folder}/net.onnx")
+            made = runs.run(None, {name: data(case)[int(name[4:] or 0)].asnumpy() for name in runs.input_names})
+    found = {f"output {number}": np.asarray(one, "float32") for number, one in enumerate(made)}
+    same("ONNX", expected, found, {name: max(error, 0.011) for name, error in allowed.items()})
 
 
 def check_first_call(case: Case) -> None:
@@ -605,7 +642,11 @@ def check_symbols(case: Case) -> None:
     auxiliary = {name: values[name] for name in symbol.list_auxiliary_states()}
     arguments = {name: values[name] for name in symbol.list_arguments() if name in values}
     with stock_alone():
-        expected = _predict(symbol, arguments, auxiliary, feeds)
+        expected = [_predict(symbol, arguments, auxiliary, [feed])[0] for feed in feeds]
+        reshaped = _predict(symbol, arguments, auxiliary, feeds)
+    # Beside a loop a module that was reshaped gives other values now and then.
+    are_right = all(error <= 1e-3 for pair in zip(expected, reshaped) for error in errors(*pair).values())
+    calls = [feeds] if are_right else [[feed] for feed in feeds]
     bounds = [bound(case, shape) for shape in case.shapes]
     converted = {"convert_symbol": (_quietly(amp.convert_symbol, symbol, case.dtype), arguments, auxiliary)}
     for optional in (None, False, True):
@@ -617,7 +658,8 @@ def check_symbols(case: Case) -> None:
         with tempfile.TemporaryDirectory() as folder:
             mx.model.save_checkpoint(f"{folder}/net", 0, made, dict(args), dict(aux))
             for where, model in (("", (made, args, aux)), (", saved", mx.model.load_checkpoint(f"{folder}/net", 0))):
-                for shape, allowed, wanted, found in zip(case.shapes, bounds, expected, _predict(*model, feeds)):
+                predicted = [found for call in calls for found in _predict(*model, call)]
+                for shape, allowed, wanted, found in zip(case.shapes, bounds, expected, predicted):
                     same(f"{what}{where}, shape {shape}", wanted, found, allowed)
 
 
@@ -641,6 +683,9 @@ def check_imported(case: Case) -> None:
     same("export during AMP", expected, outputs(imported, arguments), 2e-4)
     outer = Around(imported)
     hybridize(outer, case.way)
+    with stock_alone():  # MXNet cannot put all imported networks into others
+        outputs(outer, arguments)
+    hybridize(outer, case.way)
     apply_amp(case)
     if is_excluded:
         amp.exclude(imported)
@@ -651,9 +696,11 @@ def check_imported(case: Case) -> None:
 
 CHECKS: dict[str, Callable[[Case], None]] = {
     "ways": check_ways, "training": check_training, "conversion": check_conversion, "first_call": check_first_call,
-    "executor": check_executor, "symbols": check_symbols, "imported": check_imported, "empty": check_empty}
+    "executor": check_executor, "symbols": check_symbols, "imported": check_imported, "empty": check_empty,
+    "int8": check_int8, "onnx": check_onnx}
 # The types that suit each check; float16 is imitated on CPUs, and converted networks cannot have it there.
-DTYPES = {**dict.fromkeys(CHECKS, (LOW, "float32")), "ways": tuple(dict.fromkeys((LOW, "float16", "float32"))),
+DTYPES = {**dict.fromkeys(CHECKS, (LOW, "float32")), "int8": ("int8",), "onnx": ("float16",),
+          "ways": tuple(dict.fromkeys((LOW, "float16", "float32"))),
           **({} if RUNS_BFLOAT16 else dict.fromkeys(("training", "conversion", "symbols"), ("float32",)))}
 
 

@@ -3,11 +3,9 @@
     python tools/packages.py                  # those that are installed; the others are named, with the reason
     python tools/packages.py gluonts sockeye --modes float32
 
-In float32 losses have to be MXNet's but for rounding, in low precision near them. The packages are not in this
-project's environment. All but GluonNLP go into one of their own, beside MXNet and this package:
-
-    pip install --no-deps gluonts==0.13.9 'pandas<2' 'pydantic<2' toolz ujson
-    pip install --no-deps sockeye==2.3.24 sacrebleu==1.4.14 portalocker d2l==0.17.6    # and PyYAML, matplotlib
+In float32 losses have to be MXNet's but for rounding, in low precision near them. Speeds are of the fastest batch from
+the third on, as the first makes plans. The packages are not in this project's environment: `make packages` puts all but
+GluonNLP into a folder of their own.
 """
 from __future__ import annotations
 
@@ -19,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, NamedTuple
@@ -26,6 +25,17 @@ from typing import Any, Callable, List, Mapping, NamedTuple
 STOCK, MODES = "stock", ("float32", "bfloat16")
 NEAR = {"float32": 2e-5, "bfloat16": 0.1}
 Losses = List[float]
+
+
+class _Noted(Losses):
+    """Losses, and when each was known."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def append(self, loss: float) -> None:
+        super().append(loss)
+        self.times.append(time.perf_counter())
 
 
 class Program(NamedTuple):
@@ -44,7 +54,7 @@ def _forecasts(module: str, estimator: str, **settings: Any) -> Callable[[str], 
         from gluonts.dataset.common import ListDataset
         from gluonts.mx.trainer import Trainer
 
-        draw, losses, backward = np.random.RandomState(0), [], mx.nd.NDArray.backward
+        draw, losses, backward = np.random.RandomState(0), _Noted(), mx.nd.NDArray.backward
 
         def noted(loss: mx.nd.NDArray, *args: Any, **kwargs: Any) -> None:
             losses.append(float(loss.mean().asscalar()))
@@ -56,7 +66,7 @@ def _forecasts(module: str, estimator: str, **settings: Any) -> Callable[[str], 
         made = getattr(__import__(f"gluonts.mx.model.{module}", fromlist=[estimator]), estimator)(
             freq="D", prediction_length=10, trainer=Trainer(epochs=1, num_batches_per_epoch=8), **settings)
         made.train(series)
-        return losses[-8:]
+        return losses
     return run
 
 
@@ -99,7 +109,7 @@ def _chapter(mode: str) -> Losses:
         block.initialize(mx.init.Xavier())
         block.hybridize()
     trainer = gluon.Trainer({**encoder.collect_params(), **dense.collect_params()}, "adam", {"learning_rate": 0.005})
-    loss_of, losses = d2l.MaskedSoftmaxCELoss(), []
+    loss_of, losses = d2l.MaskedSoftmaxCELoss(), _Noted()
     for _ in range(8):
         words, lengths = mx.np.random.randint(0, 50, size=(16, 10)), mx.np.random.randint(3, 11, size=(16,))
         with autograd.record():
@@ -124,7 +134,7 @@ def _language(mode: str) -> Losses:
     net.initialize(mx.init.Normal(0.02))
     net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-3})
-    loss_of, losses = gluon.loss.SoftmaxCELoss(), []
+    loss_of, losses = gluon.loss.SoftmaxCELoss(), _Noted()
     for _ in range(8):
         words = mx.nd.random.randint(0, 100, shape=(16, 32)).astype("float32")
         labels = words[:, 0] > 50
@@ -177,26 +187,29 @@ def _compare(name: str, program: Program, modes: list[str]) -> int:
     if missing.returncode:
         print(f"{title}: not run: {missing.stderr.strip().splitlines()[-1]}")
         return 0
-    expected, wrong = _losses(name, STOCK), 0
+    (expected, stock), wrong = _losses(name, STOCK), 0
     for mode in modes:
-        found = _losses(name, mode)
+        found, seconds = _losses(name, mode)
         off = max((abs(one - other) / abs(one) for one, other in zip(expected, found)), default=math.inf)
         is_wrong = len(found) != len(expected) or not off <= program.near[mode]
-        print(f"{title}: {mode} {'WRONG: ' * is_wrong}{len(found)} losses, off by {off:.2g} at most")
+        print(f"{title}: {mode} {'WRONG: ' * is_wrong}{len(found)} losses, off by {off:.2g} at most"
+              + (f", {1e3 * seconds:.1f} ms a batch, {stock / seconds:.2f}x as fast" if stock and seconds else ""))
         wrong += is_wrong
     return wrong
 
 
-def _losses(name: str, mode: str) -> Losses:
+def _losses(name: str, mode: str) -> tuple[Losses, float]:
+    """Return the losses of a program, and the seconds of a batch; 0 where they are not known."""
     child = subprocess.run([sys.executable, __file__, "--child", name, mode], capture_output=True, text=True)
     if child.returncode:
         print(child.stderr[-2000:])
-        return []
-    return json.loads(child.stdout.strip().splitlines()[-1])
+        return [], 0.0
+    losses, seconds = json.loads(child.stdout.strip().splitlines()[-1])
+    return losses, seconds
 
 
 def _child(name: str, mode: str) -> int:
-    """Run a program, and print its losses."""
+    """Run a program, and print its losses and the seconds of its fastest batch."""
     warnings.simplefilter("ignore")
     import gluon_amp as amp  # isort: skip  before MXNet
     import mxnet as mx
@@ -206,7 +219,9 @@ def _child(name: str, mode: str) -> int:
         seed(7)
     if mode != STOCK:
         amp.init(mode)
-    print(json.dumps(PROGRAMS[name].run(mode)))
+    losses = PROGRAMS[name].run(mode)
+    times = getattr(losses, "times", [])[2:]
+    print(json.dumps([losses, min((after - before for before, after in zip(times, times[1:])), default=0.0)]))
     return 0
 
 

@@ -34,7 +34,7 @@ from .int8 import MADE, Plain, Quantizer, decided_in, layers_of
 from .options import ConversionOptions
 
 WRONG = 0.08  # the error from which on an operator in INT8 is taken for wrong: rounding gives 0.005 to 0.07
-_FAR = 0.05  # the error of outputs from which on a user who named no limit is told
+_FAR = 0.05  # the error of outputs that is allowed where the user names no limit
 _ROUNDS = 5  # of timing
 
 
@@ -173,7 +173,12 @@ class _Search:
         self._trials: list[dict[str, Any]] = []
         policy, fp32 = network.policy, _in_fp32(network.policy)
         self._policies = [policy, fp32] if policy.lowers and not options.only_int8 else [policy]
+        # Detections may change places, which says nothing of their values.
+        sorts = any(node.op in CHOOSE_BY_ORDER for node in to_graph(network.symbol).operators())
+        self._is_own_limit = options.limit is None and not sorts
         self._limit = math.inf if options.limit is None else options.limit
+        if self._is_own_limit and not options.only_int8:
+            self._limit = _FAR
         self._reference = 0.0
         if options.metric is not None:
             made = self._made(self._order, fp32)
@@ -289,11 +294,14 @@ class _Search:
         record = replace(made.record, int8=tuple(layers), wide={**self._reasons, **dict.fromkeys(wide, reason)},
                          error=error, layer_errors={name: self._errors[name] for name in layers},
                          trials=tuple(self._trials))
+        all_int8 = self._trials[0]["value"]
+        if self._is_own_limit and self._order and _FAR < all_int8 < math.inf:
+            kept = f"{len(self._order) - len(layers)} of {len(self._order)} layers stay in another type"
+            warn(f"with all layers in INT8 outputs are {all_int8:.1%} off FP32, so that {kept}: name what is allowed, "
+                 "by max_error, or by metric and budget" if not self._options.only_int8 else
+                 f"outputs in INT8 are {error:.1%} off FP32: leave dtypes out, and layers stay in another type until "
+                 f"they are at most {_FAR:.0%} off")
         graph = to_graph(made.symbol)
-        sorts = any(node.op in CHOOSE_BY_ORDER for node in graph.operators())  # as detections, which may change places
-        if layers and math.isinf(self._limit) and error > _FAR and not sorts:
-            warn(f"outputs in INT8 are {error:.1%} off FP32: name what is allowed, by max_error, or by metric "
-                 "and budget, and layers stay in another type until it holds")
         notes = {**record.wide, **{name: f"in INT8: by itself {error:.1%} off FP32"
                                    for name, error in record.layer_errors.items()}}
         for node in graph.operators():

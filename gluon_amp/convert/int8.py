@@ -14,8 +14,8 @@ from .._mxnet.arrays import NDArrayWeights, values_of
 from .._mxnet.invoke import Program
 from .._mxnet.symbols import analyse, from_graph, to_graph
 from ..dtypes import FLOAT32
-from ..graph import VARIABLE, Consumers, Entry, Graph, Node
-from ..graph.attrs import integer, is_set
+from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node
+from ..graph.attrs import integer, integers, is_set
 from ..metrics import relative_error
 from ..passes import Int8, shield, unshield
 from ..passes.inference import FLATTEN, LAYERS
@@ -28,6 +28,7 @@ _PARTS = 3  # of a tensor in INT8: its values, and its range
 _QUANTIZE, _REQUANTIZE = "_contrib_quantize_v2", "_contrib_requantize"
 _TAKE_RANGES = (_QUANTIZE, _REQUANTIZE, "_contrib_quantized_batch_norm")
 _RANGE = ("min_calib_range", "max_calib_range")
+_SAME_VALUES = (FLATTEN, CAST)  # what they give has the range of what they read
 MADE = "quantized_"  # the beginning of the names of MXNet's INT8 operators
 _PREFIXES = re.compile(rf"^(?:requantize_|{MADE})+")
 # MXNet prints two lines for each join that it leaves out. This one computes the same, and has no INT8 operator.
@@ -35,6 +36,7 @@ _JOIN, _HIDDEN_JOIN = "Concat", "_rnn_param_concat"
 # mkldnn_conv.cc gives oneDNN a scale for each filter, and tells it that there is one for each group: filters of group 2
 # are rounded by the scale of filter 2. One filter in a group is right.
 _WRONG_GROUPS = "MXNet rounds weights of convolutions in groups by wrong scales"
+_SEQUENCES = "MXNet has no convolution of sequences in INT8"
 
 
 class Plain(NamedTuple):
@@ -68,7 +70,8 @@ class Quantizer:
         kept, joins = [], set()
         for node in graph.operators():
             decided = decided_in(node)
-            given = tensors[id(node)] = _key(tensors, node.inputs[0]) if node.op == FLATTEN else _inside(node)[1].name
+            given = _key(tensors, node.inputs[0]) if node.op in _SAME_VALUES else _inside(node)[1].name
+            tensors[id(node)] = given
             if _PREFIXES.match(node.name):
                 node.name = graph.new_name(f"gluon_amp_{node.name}")
             self._origins[node.name] = _Origin(given, decided[0])
@@ -206,6 +209,8 @@ def layers_of(graph: Graph, weights: Collection[str], policy: Policy) -> dict[st
         norms = [each.name for each in readers.of(Entry(node)) if each.op == "BatchNorm"]  # excluded, and not folded
         if not policy.excluded.isdisjoint([node.name, *norms]):
             return "excluded by name"
+        if len(integers(node.attrs, "kernel")) == 1:
+            return _SEQUENCES
         return _WRONG_GROUPS if 1 < integer(node.attrs, "num_group", 1) < integer(node.attrs, "num_filter", 1) else ""
 
     return {node.name: reason(node) for node in graph.operators() if node.op in LAYERS

@@ -36,7 +36,7 @@ from ..passes import Concern, Facts
 from ..passes.gradients import is_scale
 from ..state.in_force import frame, in_force
 from ..state.state import State, remember
-from .observers import operator_callback
+from .observers import operator_callback, refuse_inputs_of_loops
 from .planner import Plan, Planner
 
 _MOST_REQUESTS = 32
@@ -229,6 +229,7 @@ class RewritingCachedOp:
         return self._alike[plan]
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+        refuse_inputs_of_loops(self.traced.graph, monitor_all)
         self._hook = (callback, monitor_all)
 
     def _observe(self, operation: UpstreamCachedOp, plan: Plan | None) -> None:

@@ -25,12 +25,12 @@ from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, t
 from .._mxnet.trainers import trainer_of, trains_anything
 from ..dtypes import BFLOAT16
 from ..errors import StateError, warn
-from ..graph import cast_nodes
+from ..graph import cast_nodes, has_control_flow
 from ..graph.attrs import MADE, STORAGE
 from ..passes import Facts
 from ..state.in_force import in_force
 from ..state.state import State
-from .observers import executor_callback
+from .observers import executor_callback, refuse_inputs_of_loops
 from .planner import Plan, Planner, Traced, spoilt_gradients
 
 _upstream_bind = mx.sym.Symbol.bind
@@ -154,23 +154,28 @@ class PlannedExecutor(Executor):
         return executor
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
-        """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
+        """Return an executor for other shapes that shares memory with this one, as MXNet's does.
+
+        One with loops or branches shares its inputs only: in memory that a convolution had before MXNet's gives other
+        values now and then, without AMP too.
+        """
         symbol, base, plan = self._symbol, self, None
+        shared = None if has_control_flow(self.plan.traced.graph) else self
         if self.plan.is_native:
             kwargs = self._all_shapes(kwargs, partial_shaping)
             plan = self.binding.plan([kwargs[name] for name in self.plan.traced.names])
             if plan is not self.plan:
                 # Its operators in C++ may refuse these shapes: one without them makes the arrays.
                 base = _upstream_bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
-                                         self.aux_arrays, self._group2ctx, self)
+                                         self.aux_arrays, self._group2ctx, shared)
         made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
         if plan is None:
             shapes = _shapes_of(made, symbol)
             plan = self.binding.plan([shapes[name] for name in self.plan.traced.names])
-        if plan is not self.plan:
+        if plan is not self.plan or shared is None:
             # The graph of the shapes before may hold kernels that are not sound for these.
             made = _upstream_bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
-                                     self._grad_req, made.aux_arrays, self._group2ctx, self)
+                                     self._grad_req, made.aux_arrays, self._group2ctx, shared)
         made = PlannedExecutor.of(made, symbol, self.binding, plan)
         if self._callback is not None:
             made.set_monitor_callback(self._callback, self._monitor_all)
@@ -189,6 +194,7 @@ class PlannedExecutor(Executor):
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
         """Call a function with the name and handle of every output of the user's symbol, in the user's types."""
+        refuse_inputs_of_loops(self.plan.traced.graph, monitor_all)
         self._callback = callback
         if self.plan.symbol is not None:
             callback = executor_callback(self.plan, callback)

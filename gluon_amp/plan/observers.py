@@ -11,7 +11,8 @@ from mxnet.ndarray import NDArray
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32, LOW_PRECISION
-from ..graph import Entry, Node, Role, named_by
+from ..errors import StateError
+from ..graph import BODIES, Entry, Graph, Node, Role, named_by
 from .planner import Plan
 
 _OUTPUT = "_output"
@@ -21,6 +22,14 @@ _INPUTS = {"data": 0, "weight": 1, "bias": 2}
 _CHANNEL_AXES = ((1,), (0, 1), (0,))
 ExecutorCallback = Callable[[bytes, int], None]
 OperatorCallback = Callable[[bytes, bytes, int], None]
+
+
+def refuse_inputs_of_loops(graph: Graph, monitor_all: bool) -> None:
+    """Raise StateError where a hook or monitor asks for what loops or branches read, for which MXNet has no names."""
+    names = [node.name for node in graph.operators() if monitor_all and node.op in BODIES]
+    if names:
+        raise StateError(f"expected monitor_all=False for a network with loops or branches ({', '.join(names[:3])}), "
+                         "received True: MXNet cannot name their inputs, and fails")
 
 
 class _Tensor(NamedTuple):

@@ -122,6 +122,43 @@ def test_good_batches_move_the_weights_after_many_bad_ones():
     assert told[-1] == (2, 2.0 ** -32)
 
 
+def test_in_float16_weights_move_again_as_the_scale_grows():
+    """At 2^-32 float16 rounds gradients to zero; the scale doubles at every growth interval, as torch's does."""
+    amp.init("float16")
+    scaler, moved_at = amp.GradScaler(growth_interval=2), None
+    net, trainer = make()
+    net.hybridize()
+    for number in range(142 + 2 * 32):
+        data = mx.nd.full((4, 2), math.nan if number < 142 else 1.0)
+        with mx.autograd.record():
+            loss = net(data).sum()
+        before = weight_of(net)
+        scaler.scale(loss).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            scaler.step(trainer, 1)
+        scaler.update()
+        if moved_at is None and not np.array_equal(before, weight_of(net)):
+            moved_at = number, scaler.get_scale()
+    assert 142 < moved_at[0] <= 142 + 2 * 10
+    assert 2.0 ** -28 <= moved_at[1] <= 2.0 ** -22
+    assert scaler.get_scale() == 1.0
+
+
+@pytest.mark.parametrize(("first", "least"), [(2.0 ** 16, 2.0 ** -32), (2.0 ** -40, 2.0 ** -40),
+                                              (2.0 ** -126, 2.0 ** -126)])
+def test_no_factor_makes_the_scale_zero_or_denormal(first, least):
+    scaler = amp.GradScaler(init_scale=first, backoff_factor=1e-30)
+    net, trainer = make()
+    for _ in range(3):
+        scaler.scale(loss_of(net, [INF, 0.0])).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            scaler.step(trainer, 1)
+        scaler.update()
+        assert scaler.get_scale() == least >= np.finfo("float32").tiny
+
+
 def test_a_scale_that_was_small_when_it_was_saved_is_told_of():
     scaler = amp.GradScaler()
     scaler.load_state_dict({**STATE, "scale": 2.0 ** -40})

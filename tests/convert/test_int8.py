@@ -228,6 +228,19 @@ def test_the_rest_runs_in_bfloat16():
     assert relative(fast(x), wanted) < 0.05
 
 
+def test_convolutions_of_sequences_stay_out_of_it():
+    """MXNet's operator takes no weights of three dimensions: inferring its types failed."""
+    net, x = nn.HybridSequential(prefix="net_"), mx.nd.random.normal(shape=(2, 16, 12))
+    with net.name_scope():
+        net.add(nn.Conv1D(16, 3, padding=1, in_channels=16, use_bias=False),
+                nn.HybridLambda(lambda F, x: F.swapaxes(x, 1, 2)), nn.Flatten(), nn.Dense(8, in_units=192))
+    net.initialize(mx.init.Xavier())
+    fast = amp.convert_hybrid_block(net, calib_data=x, **ONLY)
+    assert fast.conversion.wide == {"net_conv0_fwd": "MXNet has no convolution of sequences in INT8"}
+    assert fast.conversion.int8 == ("net_dense0_fwd",)
+    assert relative(fast(x), net(x)) < 0.05
+
+
 class TestCalibration:
     def test_ranges_are_collected_once_and_kept_in_a_file(self, tmp_path):
         net, x = residual()
@@ -313,6 +326,19 @@ def test_a_warning_tells_of_outputs_that_are_far_off(output, options, is_told):
     assert relative(fast(x), net(x)) > 0.05
     assert [str(each.message).startswith("outputs in INT8 are ") for each in told
             if each.category is UserWarning] == [True] * is_told
+
+
+def test_layers_stay_wide_until_outputs_are_near_where_no_limit_is_named():
+    net, x = Function(lambda F, y, z: y - 50), mx.nd.random.normal(shape=(4, 3, 12, 12))
+    net.initialize(mx.init.Xavier())
+    net(x)
+    net.first.bias.set_data(mx.nd.full(16, 50))
+    with pytest.warns(UserWarning, match=r"INT8 outputs are \d\d\.\d% off FP32, so that 1 of 1 layers stay"):
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **QUIET)
+    assert relative(fast(x), net(x)) <= 0.05
+    assert set(fast.conversion.wide.values()) == {"the network is not accurate enough with it"}
+    far = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1.0, **QUIET)
+    assert far.conversion.trials[0]["holds"]
 
 
 class TestValuesThatAreNotFinite:

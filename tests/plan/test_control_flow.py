@@ -14,6 +14,7 @@ from native_cases import script
 import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp._mxnet.engine import wait_for
+from gluon_amp.errors import StateError
 from gluon_amp.passes import native_operators
 
 SIZE = 8
@@ -625,3 +626,46 @@ def test_errors_of_operators_are_not_lost_on_the_way():
     wait_for(array.handle)
     with pytest.raises(mx.MXNetError, match="scale"):
         array.asnumpy()
+
+
+class TestMonitors:
+    """MXNet fails with "_Map_base: :at" where a monitor is to see the inputs of a loop or branch."""
+
+    @pytest.mark.parametrize("network", [Foreach, WhileLoop, SameReads])
+    def test_hooks_see_outputs_and_inputs_are_refused(self, network):
+        net, seen = ready(network), []
+        net.hybridize()
+        amp.init("float32")
+        data = mx.nd.ones(SHAPES[0])
+        net(data)
+        net.register_op_hook(lambda name, *_: seen.append(str(name)))
+        net(data).wait_to_read()
+        assert seen
+        net.register_op_hook(lambda *_: None, monitor_all=True)
+        with pytest.raises(StateError, match="expected monitor_all=False for a network with loops or branches"):
+            net(data)
+
+    def test_so_do_monitors_of_executors(self):
+        amp.init("float32")
+        executor, seen = loop_symbol().simple_bind(mx.cpu(), grad_req="null", data=(5, 4, SIZE)), []
+        executor.set_monitor_callback(lambda name, _: seen.append(name))
+        executor.forward()
+        assert seen
+        with pytest.raises(StateError, match="monitor_all=False"):
+            executor.set_monitor_callback(lambda *_: None, monitor_all=True)
+
+
+def loop_symbol():
+    data = mx.sym.var("data")
+    return mx.sym.contrib.foreach(lambda one, state: (one + state, state * 0.5), data, mx.sym.sum(data, axis=0))[0]
+
+
+@pytest.mark.parametrize("symbol", [loop_symbol, lambda: mx.sym.cumsum(mx.sym.var("data"), axis=0)])
+def test_executors_with_loops_share_no_results_when_reshaped(symbol):
+    """In memory that other results had before a loop gives other values now and then."""
+    amp.init("float32")
+    executor = symbol().simple_bind(mx.cpu(), grad_req="null", data=(5, 4, SIZE))
+    first = executor.forward(data=mx.nd.ones((5, 4, SIZE)))[0]
+    expected, is_loop = first.asnumpy(), symbol is loop_symbol
+    executor.reshape(data=(4, 4, SIZE)).forward(data=mx.nd.full((4, 4, SIZE), 7.0))[0].wait_to_read()
+    assert np.array_equal(first.asnumpy(), expected) == is_loop
