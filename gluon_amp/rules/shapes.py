@@ -143,8 +143,8 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
               Decision(FP32, Cause.SHAPE, "its map divides into three tiles, for which oneDNN's AMX kernel writes "
                                           "beyond its output", safe=False), training=True, amx=True),
     ShapeRule("Convolution", BFLOAT16, lambda attrs, shape, amx: splits_blocks(attrs),
-              Decision(FP32, Cause.SHAPE, f"its channels are no multiple of {BLOCK}: in bfloat16 oneDNN computes each as "
-                                          "a product of matrices"), training=False, amx=False),
+              Decision(FP32, Cause.SHAPE, f"its channels are no multiple of {BLOCK}: in bfloat16 oneDNN computes "
+                                          "each as a product of matrices"), training=False, amx=False),
     ShapeRule("Pooling", BFLOAT16, pools_out_of_order,
               Decision(FP32, Cause.SHAPE, "it leaves one pixel of a map with more rows than there are images, or "
                                           "blocks of channels: in bfloat16 its gradient, and those before it, would "

@@ -185,7 +185,7 @@ def test_a_pooling_to_one_pixel_sends_nothing_to_reference_kernels(instructions)
                            check=True)
     run = [line.split(",")[3:5] for line in child.stdout.splitlines() if line.startswith("dnnl_verbose,exec")]
     kernels = [kernel for primitive, kernel in run if primitive in ("batch_normalization", "pooling_v2")]
-    # Forward and backward of two, hybridized and not, of four networks; poolings that are slow in FP32, too, are in C++.
+    # Forward and backward of two, hybridized and not, of four networks; C++ has poolings that are slow in FP32, too.
     assert 28 <= len(kernels) <= 32
     assert not [kernel for kernel in kernels if kernel.startswith(("ref", "bnorm_ref"))]
 
