@@ -19,7 +19,8 @@ _IN_TABLES = re.compile(r"()()(\d+\.\d+)")
 _VERSIONS = re.compile(r"compute capability.*|(?:Python|NumPy) [\d.]+(?: to [\d.]+)?")
 # Columns of the zoos' table, whose first one is the network's name.
 ZOOS = {("training", "Intel Xeon 6/207, AMX hidden"): 1, ("converted", "Intel Xeon 6/207, AMX hidden"): 3,
-        ("training", "AMD EPYC 25/1 (AVX2)"): 4, ("converted", "AMD EPYC 25/1 (AVX2)"): 6}
+        ("training", "AMD EPYC 25/1 (AVX2)"): 4, ("converted", "AMD EPYC 25/1 (AVX2)"): 6,
+        ("training", "AMD EPYC 26/2, AVX512-BF16"): 7, ("converted", "AMD EPYC 26/2, AVX512-BF16"): 9}
 
 
 def unknown(text):
@@ -51,7 +52,7 @@ def test_the_table_of_machines_says_what_the_facts_say():
 def test_other_facts_are_in_the_tables_of_benchmarks(fact):
     numbers = [number for figure in fact["figures"].values() for number in re.findall(NUMBER, figure)]
     if fact["what"].startswith("zoos"):
-        rows = [row.split("|")[1:-1] for row in MEASURED.splitlines() if row.startswith("| `") and row.count("|") == 8]
+        rows = [row.split("|")[1:-1] for row in MEASURED.splitlines() if row.startswith("| `") and row.count("|") == 11]
         column = ZOOS[fact["what"].split(", ")[1], fact["machine"]]
         ratios = [float(re.search(rf"({NUMBER})x", row[column])[1]) for row in rows if row[column].strip()]
         expected = [len(ratios), min(ratios), statistics.median(ratios), max(ratios)]
