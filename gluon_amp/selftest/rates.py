@@ -50,7 +50,8 @@ class _Unit(HybridBlock):
         super().__init__()
         self.operators = operators
         self.layer = nn.Conv2D(channels, side, padding=side // 2, groups=groups, use_bias=False, in_channels=channels)
-        self.norm = nn.BatchNorm(in_channels=channels)
+        if "norm" in operators:
+            self.norm = nn.BatchNorm(in_channels=channels)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Run them in order."""
