@@ -669,3 +669,30 @@ def test_executors_with_loops_share_no_results_when_reshaped(symbol):
     expected, is_loop = first.asnumpy(), symbol is loop_symbol
     executor.reshape(data=(4, 4, SIZE)).forward(data=mx.nd.full((4, 4, SIZE), 7.0))[0].wait_to_read()
     assert np.array_equal(first.asnumpy(), expected) == is_loop
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), pytest.param("bfloat16", 0.1, marks=pytest.mark.bf16)])
+def test_a_loop_behind_a_loop_trains_in_an_executor(dtype, bound):
+    """It knows no shapes there, and what completes the gradients of the second loop must do without."""
+    def loops(F, data, weight, other):
+        for _ in range(2):
+            data = F.contrib.while_loop(
+                lambda count, *_: count < 2, lambda count, state, one: (state, [
+                    count + 1, F.tanh(F.FullyConnected(state, weight, other, num_hidden=SIZE)), one + state]),
+                [F.zeros(shape=(1,)), data * 0.5, data], max_iterations=2)[1][2]
+        return data
+
+    arrays = {name: mx.nd.array(np.random.RandomState(seed).normal(scale=0.4, size=shape)) for seed, (name, shape)
+              in enumerate({"data": (3, SIZE), "weight": (SIZE, SIZE), "other": (SIZE,)}.items())}
+    for array in arrays.values():
+        array.attach_grad()
+    with autograd.record():
+        out = loops(mx.nd, *arrays.values())
+    out.backward()
+    expected = {name: array.grad.asnumpy() for name, array in arrays.items()}
+    amp.init(dtype)
+    executor = loops(mx.sym, *map(mx.sym.var, arrays)).bind(
+        mx.cpu(), arrays, {name: mx.nd.full(array.shape, 7) for name, array in arrays.items()})
+    assert wrong({"out": out.asnumpy()}, {"out": executor.forward(is_train=True)[0].asnumpy()}, bound) == {}
+    executor.backward(mx.nd.ones(out.shape))
+    assert wrong(expected, {name: one.asnumpy() for name, one in executor.grad_dict.items()}, bound) == {}
