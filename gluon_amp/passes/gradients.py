@@ -7,10 +7,11 @@ and a tensor that both branches read counts as two, unless it is a variable. Eac
     cond(then(x), else(y))   ->   cond(then(x) + 0 * sum(y), else(y) + 0 * sum(x))
 
 ``loop_gradients``: the backward pass of a ``while_loop`` does not write the gradient of a state from step to step where
-the state begins without one, and what the body reads gets whatever is in memory. A zero that has a gradient makes it be
-asked for. Without a step no gradient is written but those of states: a mask stands before all else that has one::
+the state begins without one, and what the body reads gets whatever is in memory. A factor of 1 that has a gradient
+makes it be asked for. Without a step no gradient is written but those of states: a mask stands before all else that
+has one::
 
-    while_loop(state, w)   ->   while_loop(state - slice(concat(0, one element of w)), mask(w, cond(state)))
+    while_loop(state, w)   ->   while_loop(state * slice(concat(1, one element of w)), mask(w, cond(state)))
 
 ``split_concat``: MXNet cannot split a gradient that lies in blocks of 16 channels where the maps joined are not whole
 blocks: it raises "could not construct a sub-memory", or ends the process. Behind an operator that is not oneDNN's the
@@ -174,8 +175,8 @@ class _Loop:
         others = [] if self._certainly_runs() else [
             position for position in self._asked if position not in self._states]
         if states:
-            zero = self._zero()
-            inputs = [self._with_gradient(entry, zero) if position in states else entry
+            factor = self._factor()
+            inputs = [self._with_gradient(entry, factor) if position in states else entry
                       for position, entry in enumerate(inputs)]
         if others:
             runs = self._runs()
@@ -185,11 +186,11 @@ class _Loop:
         put_in_order(self._graph, variables)
         return len(states) + len(others)
 
-    def _zero(self) -> Entry:
-        """Make a zero that has a gradient: the first of a zero and of elements that gradients are asked of."""
+    def _factor(self) -> Entry:
+        """Make a 1 that has a gradient: the first of a 1 and of elements that gradients are asked of."""
         entries = [self._node.inputs[position] for position in self._asked]
         variables = [] if self._is_inner else [entry for entry in entries if entry.node.is_variable]
-        ones = [self._put("_zeros", [], FLOAT32, shape="(1,)", dtype=FLOAT32)]
+        ones = [self._put("_ones", [], FLOAT32, shape="(1,)", dtype=FLOAT32)]
         least = sorted(variables, key=lambda entry: prod(entry.shape or ()))[:1]
         for entry in least or entries:  # of others MXNet may have none all the same, as behind a comparison
             if entry.shape != ():
@@ -199,11 +200,12 @@ class _Loop:
         joined = self._put("Concat", ones, num_args=len(ones), dim=0)
         return self._put("slice_axis", [joined], axis=0, begin=0, end=1)
 
-    def _with_gradient(self, state: Entry, zero: Entry) -> Entry:
-        zero = self._cast(zero, str(_dtype(state)))
-        if state.shape:  # x - 0 is x, whatever the signs
-            return self._put("broadcast_sub", [state, zero], like=state)
-        row = self._put("broadcast_sub", [self._put("expand_dims", [state], axis=0), zero])
+    def _with_gradient(self, state: Entry, factor: Entry) -> Entry:
+        factor = self._cast(factor, str(_dtype(state)))
+        if state.shape:
+            return self._put("broadcast_mul", [state, factor], like=state)
+        # Behind another loop an executor knows no shape, and takes no sum: its backward pass does not get what it adds.
+        row = self._put("broadcast_mul", [self._put("expand_dims", [state], axis=0), factor])
         return self._put("squeeze", [row], like=state, axis=0)
 
     def _certainly_runs(self) -> bool:

@@ -25,7 +25,7 @@ from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, t
 from .._mxnet.trainers import trainer_of, trains_anything
 from ..dtypes import BFLOAT16
 from ..errors import StateError, warn
-from ..graph import cast_nodes, has_control_flow
+from ..graph import cast_nodes
 from ..graph.attrs import MADE, STORAGE
 from ..passes import Facts
 from ..state.in_force import in_force
@@ -154,28 +154,23 @@ class PlannedExecutor(Executor):
         return executor
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
-        """Return an executor for other shapes that shares memory with this one, as MXNet's does.
-
-        One with loops or branches shares its inputs only: in memory that a convolution had before MXNet's gives other
-        values now and then, without AMP too.
-        """
+        """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
         symbol, base, plan = self._symbol, self, None
-        shared = None if has_control_flow(self.plan.traced.graph) else self
         if self.plan.is_native:
             kwargs = self._all_shapes(kwargs, partial_shaping)
             plan = self.binding.plan([kwargs[name] for name in self.plan.traced.names])
             if plan is not self.plan:
                 # Its operators in C++ may refuse these shapes: one without them makes the arrays.
                 base = _upstream_bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
-                                         self.aux_arrays, self._group2ctx, shared)
+                                         self.aux_arrays, self._group2ctx, self)
         made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
         if plan is None:
             shapes = _shapes_of(made, symbol)
             plan = self.binding.plan([shapes[name] for name in self.plan.traced.names])
-        if plan is not self.plan or shared is None:
+        if plan is not self.plan:
             # The graph of the shapes before may hold kernels that are not sound for these.
             made = _upstream_bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
-                                     self._grad_req, made.aux_arrays, self._group2ctx, shared)
+                                     self._grad_req, made.aux_arrays, self._group2ctx, self)
         made = PlannedExecutor.of(made, symbol, self.binding, plan)
         if self._callback is not None:
             made.set_monitor_callback(self._callback, self._monitor_all)

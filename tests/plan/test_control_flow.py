@@ -14,6 +14,7 @@ from native_cases import script
 import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp._mxnet.engine import wait_for
+from gluon_amp._mxnet.invoke import Program
 from gluon_amp.errors import StateError
 from gluon_amp.passes import native_operators
 
@@ -660,12 +661,38 @@ def loop_symbol():
     return mx.sym.contrib.foreach(lambda one, state: (one + state, state * 0.5), data, mx.sym.sum(data, axis=0))[0]
 
 
-@pytest.mark.parametrize("symbol", [loop_symbol, lambda: mx.sym.cumsum(mx.sym.var("data"), axis=0)])
-def test_executors_with_loops_share_no_results_when_reshaped(symbol):
-    """In memory that other results had before a loop gives other values now and then."""
-    amp.init("float32")
-    executor = symbol().simple_bind(mx.cpu(), grad_req="null", data=(5, 4, SIZE))
-    first = executor.forward(data=mx.nd.ones((5, 4, SIZE)))[0]
-    expected, is_loop = first.asnumpy(), symbol is loop_symbol
-    executor.reshape(data=(4, 4, SIZE)).forward(data=mx.nd.full((4, 4, SIZE), 7.0))[0].wait_to_read()
-    assert np.array_equal(first.asnumpy(), expected) == is_loop
+def test_programs_with_loops_wait_for_each_operator(monkeypatch):
+    """As plans do: INT8 and exports measure networks by them."""
+    waited, wait = [], mx.nd.NDArray.wait_to_read
+    monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", lambda array: waited.append(wait(array)))
+    for symbol, count in ((loop_symbol(), 2), (mx.sym.tanh(mx.sym.sum(mx.sym.var("data"), axis=0)), 0)):
+        waited.clear()
+        Program(symbol, {})({"data": mx.nd.ones((5, 4, SIZE))})
+        assert (len(waited) >= count) if count else not waited
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), pytest.param("bfloat16", 0.1, marks=pytest.mark.bf16)])
+def test_a_loop_behind_a_loop_trains_in_an_executor(dtype, bound):
+    """It knows no shapes there, and what completes the gradients of the second loop must do without."""
+    def loops(F, data, weight, other):
+        for _ in range(2):
+            data = F.contrib.while_loop(
+                lambda count, *_: count < 2, lambda count, state, one: (state, [
+                    count + 1, F.tanh(F.FullyConnected(state, weight, other, num_hidden=SIZE)), one + state]),
+                [F.zeros(shape=(1,)), data * 0.5, data], max_iterations=2)[1][2]
+        return data
+
+    arrays = {name: mx.nd.array(np.random.RandomState(seed).normal(scale=0.4, size=shape)) for seed, (name, shape)
+              in enumerate({"data": (3, SIZE), "weight": (SIZE, SIZE), "other": (SIZE,)}.items())}
+    for array in arrays.values():
+        array.attach_grad()
+    with autograd.record():
+        out = loops(mx.nd, *arrays.values())
+    out.backward()
+    expected = {name: array.grad.asnumpy() for name, array in arrays.items()}
+    amp.init(dtype)
+    executor = loops(mx.sym, *map(mx.sym.var, arrays)).bind(
+        mx.cpu(), arrays, {name: mx.nd.full(array.shape, 7) for name, array in arrays.items()})
+    assert wrong({"out": out.asnumpy()}, {"out": executor.forward(is_train=True)[0].asnumpy()}, bound) == {}
+    executor.backward(mx.nd.ones(out.shape))
+    assert wrong(expected, {name: one.asnumpy() for name, one in executor.grad_dict.items()}, bound) == {}
