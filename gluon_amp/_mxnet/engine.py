@@ -18,8 +18,10 @@ from mxnet.executor import Executor
 from mxnet.ndarray import NDArray
 
 from ..dtypes import FLOAT32
+from ..graph import has_control_flow
 from .arrays import cast_arrays
-from .invoke import Callback, UpstreamCachedOp, array_at
+from .invoke import Callback, UpstreamCachedOp, array_at, zeros_for
+from .symbols import to_graph
 
 _NAME = b"WaitForVar"  # which the engine gives to its own waiting
 
@@ -92,6 +94,32 @@ def waiting(hook: Callable[..., None]) -> Callable[..., None]:
         wait_for(ctypes.cast(told[-1], NDArrayHandle))
         hook(*told)
     return report
+
+
+class Program:
+    """A symbol to be run as it is: nothing is fused, and no types are changed."""
+
+    def __init__(self, symbol: mx.sym.Symbol, arrays: Mapping[str, NDArray]):
+        self._symbol, self._names, self._arrays = symbol, symbol.list_inputs(), arrays
+        self._op = UpstreamCachedOp(symbol)
+        self._callback = _waiting
+        if has_control_flow(to_graph(symbol)):
+            serialize_execution(self._op)
+
+    def __call__(self, batch: Mapping[str, NDArray]) -> list[NDArray]:
+        """Run it on arrays by the names of inputs; return its outputs."""
+        given = {**self._arrays, **batch}
+        given.update(zeros_for(self._symbol, [name for name in self._names if name not in given], given))
+        try:
+            outputs = self._op(*(given[name].as_nd_ndarray() for name in self._names))
+        finally:
+            self._callback.check()
+        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+    def watch(self, seen: Callable[[str, NDArray], None]) -> None:
+        """Let a function see the name and the array of every tensor that an operator gives, which is computed then."""
+        self._callback = Callback(waiting(lambda name, _, handle: seen(name.decode(), array_at(handle))))
+        self._op._register_op_hook(self._callback)
 
 
 class Stopwatch:

@@ -14,7 +14,6 @@ from mxnet.base import _LIB, MXNetError, check_call, py_str
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 
-from ..graph import BODIES
 from .numpy_2 import attribute_text
 
 Invoke = Callable[..., Any]  # takes what :class:`Invocation` holds, in its order
@@ -122,39 +121,6 @@ class Callback:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-
-class Program:
-    """A symbol to be run as it is: nothing is fused, and no types are changed."""
-
-    def __init__(self, symbol: mx.sym.Symbol, arrays: Mapping[str, NDArray]):
-        self._symbol, self._names, self._arrays = symbol, symbol.list_inputs(), arrays
-        self._op = UpstreamCachedOp(symbol)
-        self._callback: Callback | None = None
-        text = symbol.tojson()
-        if any(f'"{op}"' in text for op in BODIES):  # one operator after another: see serialize_execution
-            self.watch(lambda *_: None)
-
-    def __call__(self, batch: Mapping[str, NDArray]) -> list[NDArray]:
-        """Run it on arrays by the names of inputs; return its outputs."""
-        given = {**self._arrays, **batch}
-        given.update(zeros_for(self._symbol, [name for name in self._names if name not in given], given))
-        try:
-            outputs = self._op(*(given[name].as_nd_ndarray() for name in self._names))
-        finally:
-            if self._callback is not None:
-                self._callback.check()
-        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-
-    def watch(self, seen: Callable[[str, NDArray], None]) -> None:
-        """Let a function see the name and the array of every tensor that an operator gives, which is computed then."""
-        def told(name: bytes, _: bytes, handle: int) -> None:
-            array = array_at(handle)
-            array.wait_to_read()
-            seen(name.decode(), array)
-
-        self._callback = Callback(told)
-        self._op._register_op_hook(self._callback)
 
 
 def array_at(handle: int) -> NDArray:

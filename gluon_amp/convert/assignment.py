@@ -15,8 +15,7 @@ from mxnet.gluon import Block, HybridBlock
 
 from .. import passes
 from .._mxnet.arrays import NDArrayWeights, cast_arrays, values_of
-from .._mxnet.engine import interleaved
-from .._mxnet.invoke import Program
+from .._mxnet.engine import Program, interleaved
 from .._mxnet.symbols import first_line, from_graph, to_graph, with_lasting_casts
 from ..dtypes import FLOAT32, INT8
 from ..errors import DTypeError, PolicyError, StateError, some_of, warn
@@ -297,10 +296,12 @@ class _Search:
         all_int8 = self._trials[0]["value"]
         if self._is_own_limit and self._order and _FAR < all_int8 < math.inf:
             kept = f"{len(self._order) - len(layers)} of {len(self._order)} layers stay in another type"
-            warn(f"with all layers in INT8 outputs are {all_int8:.1%} off FP32, so that {kept}: name what is allowed, "
-                 "by max_error, or by metric and budget" if not self._options.only_int8 else
-                 f"outputs in INT8 are {error:.1%} off FP32: leave dtypes out, and layers stay in another type until "
-                 f"they are at most {_FAR:.0%} off")
+            if self._options.only_int8:
+                warn(f"outputs in INT8 are {error:.1%} off FP32: leave dtypes out, and layers stay in another type "
+                     f"until they are at most {_FAR:.0%} off")
+            else:
+                warn(f"with all layers in INT8 outputs are {all_int8:.1%} off FP32, so that {kept}: name what is "
+                     "allowed, by max_error, or by metric and budget")
         graph = to_graph(made.symbol)
         notes = {**record.wide, **{name: f"in INT8: by itself {error:.1%} off FP32"
                                    for name, error in record.layer_errors.items()}}

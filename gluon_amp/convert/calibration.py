@@ -13,7 +13,7 @@ import numpy as np
 from .. import checks
 from .._mxnet import quantizer
 from .._mxnet.arrays import values_of
-from .._mxnet.invoke import Program
+from .._mxnet.engine import Program
 from .._mxnet.symbols import first_line, to_graph
 from ..errors import GraphError, PolicyError, StateError, expected
 from ..files import replacing

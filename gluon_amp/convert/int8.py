@@ -11,7 +11,7 @@ import mxnet as mx
 
 from .._mxnet import quantizer
 from .._mxnet.arrays import NDArrayWeights, values_of
-from .._mxnet.invoke import Program
+from .._mxnet.engine import Program
 from .._mxnet.symbols import analyse, from_graph, to_graph
 from ..dtypes import FLOAT32
 from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node

@@ -15,7 +15,7 @@ from typing import Any, Container, Mapping, Sequence
 import mxnet as mx
 import numpy as np
 
-from .._mxnet.invoke import Program
+from .._mxnet.engine import Program
 from .._mxnet.mx2onnx import Exported
 from .._mxnet.symbols import from_graph
 from ..errors import GraphError

@@ -13,8 +13,7 @@ from native_cases import script
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp._mxnet.engine import wait_for
-from gluon_amp._mxnet.invoke import Program
+from gluon_amp._mxnet.engine import Program, wait_for
 from gluon_amp.errors import StateError
 from gluon_amp.passes import native_operators
 
