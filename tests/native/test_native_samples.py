@@ -10,8 +10,8 @@ from operator_samples import NATIVE, SAMPLES
 
 from gluon_amp import native
 
-FP32_ONLY = {"_gluon_amp_all_finite", "_gluon_amp_box_nms", "_gluon_amp_pooling", "_gluon_amp_resize",
-             "_gluon_amp_sum"}
+FP32_ONLY = {"_gluon_amp_all_finite", "_gluon_amp_box_nms", "_gluon_amp_mean", "_gluon_amp_pooling",
+             "_gluon_amp_resize", "_gluon_amp_sum"}
 WRITE, ADD = Mode("plain", "write", "cached"), Mode("plain", "add", "cached")
 
 
