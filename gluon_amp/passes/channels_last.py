@@ -69,9 +69,15 @@ def _decide(node: Node, kernel: Kernel, context: Context) -> None:
 
 
 def _leaves(node: Node, inside: set[int], consumers: Consumers) -> bool:
+    """Tell whether a map is an output of the graph, or is not read as a map of the chain: factors of channels are not."""
     entry = Entry(node)
-    is_read = consumers.is_head(entry) or any(id(consumer) not in inside for consumer in consumers.of(entry))
-    return is_read and gives_map(node)
+    return gives_map(node) and (consumers.is_head(entry) or any(
+        entry.key in (each.key for each in _others(consumer, inside)) for consumer in consumers.of(entry)))
+
+
+def _others(node: Node, inside: set[int]) -> list[Entry]:
+    """Return the inputs of a node that are not maps of the chain."""
+    return node.inputs[len(maps_of(node)) if id(node) in inside else 0:]
 
 
 def _to_nhwc(graph: Graph, chain: list[Node], consumers: Consumers, context: Context) -> int:
@@ -102,11 +108,11 @@ def _lower(node: Node, context: Context) -> None:
 
 
 def _back_to_nchw(graph: Graph, nodes: list[Node], inside: set[int], context: Context) -> None:
-    """Let users outside of a chain, and the graph's outputs, have maps of these nodes as they were."""
+    """Let what is not in a chain, and the graph's outputs, have maps of these nodes as they were."""
     ends = {Entry(node).key: _transposed(graph, Entry(node), _NCHW, node.shapes[0], context) for node in nodes}
     for node in graph.nodes():
-        if id(node) not in inside:
-            node.inputs = [ends.get(entry.key, entry) for entry in node.inputs]
+        others = _others(node, inside)
+        node.inputs = [*node.inputs[:len(node.inputs) - len(others)], *(ends.get(each.key, each) for each in others)]
     graph.heads = [ends.get(head.key, head) for head in graph.heads]
 
 

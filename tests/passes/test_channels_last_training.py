@@ -100,8 +100,18 @@ class Excited(Blocks):
             x = x * (F.clip(x + 3.0, 0, 6) / 6.0)
             if number % 2:
                 means = self.squeeze[number // 2](F.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)))
-                x = F.broadcast_mul(x, F.clip(means + 3.0, 0, 6) / 6.0)
+                x = F.broadcast_mul(x, self.gate(F, means))
         return x
+
+    def gate(self, F, means):
+        return F.clip(means + 3.0, 0, 6) / 6.0
+
+
+class Limited(Excited):
+    """The same with a gate as GhostNet's: factors of channels come from operators that run with the channels last."""
+
+    def gate(self, F, means):
+        return F.clip(means, 0, 1)
 
 
 class Residual(Blocks):
@@ -175,7 +185,8 @@ def operators_of(net):
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize(("kind", "settings", "operators"), [
     (Residual, {}, MAPS), (Bottlenecks, {"groups": 4, "channels": 16, "dead": 3}, MAPS),
-    (Bottlenecks, {"groups": 12, "channels": 12, "dead": 3}, MAPS), (Excited, {}, NATIVE | {HARD_SWISH})])
+    (Bottlenecks, {"groups": 12, "channels": 12, "dead": 3}, MAPS), (Excited, {}, NATIVE | {HARD_SWISH}),
+    (Limited, {}, NATIVE | {HARD_SWISH})])
 def test_training_is_that_of_float64(kind, settings, operators, flags, monkeypatch):
     """Networks train in FP32, under AMP as exactly as without it."""
     monkeypatch.setattr(activations, "_LEAST", 1)
