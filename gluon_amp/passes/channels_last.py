@@ -69,7 +69,7 @@ def _decide(node: Node, kernel: Kernel, context: Context) -> None:
 
 
 def _leaves(node: Node, inside: set[int], consumers: Consumers) -> bool:
-    """Tell whether a map is an output of the graph, or is not read as a map of the chain: factors of channels are not."""
+    """Tell whether a map is an output of the graph, or read as something else than a map of the chain, as factors."""
     entry = Entry(node)
     return gives_map(node) and (consumers.is_head(entry) or any(
         entry.key in (each.key for each in _others(consumer, inside)) for consumer in consumers.of(entry)))
