@@ -1,4 +1,4 @@
-"""Imperative operator calls that operators in C++ serve, where a call is large enough to gain."""
+"""Imperative operator calls that faster operators serve, in C++ or MXNet's, where a call is large enough to gain."""
 from __future__ import annotations
 
 from functools import lru_cache
@@ -13,6 +13,7 @@ from .._mxnet.invoke import Invoke, handle_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import AVX2_VALUES, FLOAT32, cpu_support
 from ..graph.attrs import integer
+from ..passes.activations import SQUARES, is_square
 from ..rules.shapes import is_slow_sum, values_behind
 from ..rules.tables.groups import SUMS
 
@@ -38,11 +39,12 @@ def _is_slow_logarithm(attrs: Mapping[str, Any], data: NDArray) -> bool:
         and values_behind(data.shape, integer(attrs, "axis", -1)) == 1)
 
 
-# With a gradient every input goes through a view of itself first: MXNet does not tell operators of libraries that a
-# gradient is to be added, and nobody knows yet who else will read the input. MXNet copies a view's gradient.
+# With a gradient every input of C++ goes through a view of itself first: MXNet does not tell operators of libraries
+# that a gradient is to be added, and nobody knows yet who else will read the input. MXNet copies a view's gradient.
 _view = NDArray.reshape
 _OF_SOFTMAX = {"temperature": "None", "dtype": "None", "use_length": "False"}
 _KERNELS = {**{op: _Kernel(f"_gluon_amp_{op}", {}, lambda attrs, data: is_slow_sum(attrs, data.shape)) for op in SUMS},
+            **{op: _Kernel(square, {}, lambda attrs, data: is_square(attrs)) for op, square in SQUARES.items()},
             "LayerNorm": _Kernel("_gluon_amp_layer_norm", {"axis": "-1", "output_mean_var": "False"}),
             "clip": _Kernel("_gluon_amp_clip", {}),
             "softmax": _Kernel("_gluon_amp_softmax", _OF_SOFTMAX, _is_slow_softmax),
@@ -57,18 +59,18 @@ _LEAST = 65536
 def _kernels() -> Mapping[int, tuple[_Kernel, int]]:
     """Map handles of MXNet's operators to what serves them, with its own handle."""
     return {handle_of(name): (kernel, handle_of(kernel.op)) for name, kernel in _KERNELS.items()
-            if native.is_available(kernel.op)}
+            if kernel.op not in native.OPERATORS or native.is_available(kernel.op)}
 
 
 def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
-    """Make a function that runs calls in C++ where that is faster, and all others as MXNet does."""
+    """Make a function that runs calls by faster operators where there are, and all others as MXNet does."""
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
         if out is None and inputs and handle in served and is_on():
             kernel, served_by = _kernels().get(handle, (None, 0))
             if kernel is not None and _fits(kernel, inputs, keys, values):
                 handle = served_by
-                if autograd.is_recording():
+                if autograd.is_recording() and kernel.op in native.OPERATORS:
                     inputs = [_view(array, array.shape) for array in inputs]
         return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
 

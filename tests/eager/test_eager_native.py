@@ -79,6 +79,27 @@ def test_sums_and_means_of_all_values_or_out_of_order(op, attrs, runs, served):
     assert served == [runs] * 2
 
 
+@pytest.mark.parametrize("kind", [nd, mx.np], ids=["nd", "np"])
+@pytest.mark.parametrize(("power", "runs"), [(2, True), (2.0, True), (3, False), (-2, False)])
+def test_squares(kind, power, runs, served):
+    data, head = normal(*LARGE), normal(*LARGE, seed=1)
+
+    def results():
+        x = data.as_np_ndarray() if kind is mx.np else data
+        x.attach_grad("add")
+        for _ in range(2):
+            with autograd.record():
+                out = x ** power
+            out.backward(head.as_np_ndarray() if kind is mx.np else head)
+        return out.asnumpy(), x.grad.asnumpy()
+
+    expected = results()
+    amp.init("float32")
+    for one, other in zip(results(), expected):
+        assert_close(one, other, 1e-6)
+    assert served == [runs] * 2
+
+
 def test_a_gradient_is_added_behind_a_sum(served):
     """MXNet hands the gradient of a sum to its inputs as it is: the last operator before it adds it to theirs."""
     x, constant = normal(*LARGE), normal(*LARGE, seed=1)

@@ -45,6 +45,13 @@ class TestGraphs:
           for name in ("sigmoid", "_npx_sigmoid", "tanh", "_npi_tanh")),
         *(("float32", lambda shape=shape: act("tanh", shape=shape), "a: tanh(x) -> float32")
           for shape in (None, (0, 3), (1, 2, 2, 2, 4, 4))),
+        *((target, lambda name=name, power=power: op(name, "a", variable("x", SHAPE), shape=SHAPE, scalar=power),
+           f"a: {wanted}(x) -> float32")
+          for target in ("float32", "bfloat16") for name, power, wanted in (
+              ("_power_scalar", 2.0, "square"), ("_npi_power_scalar", 2.0, "_npi_square"),
+              ("_power_scalar", 0.5, "_power_scalar"), ("_power_scalar", -2.0, "_power_scalar"))),
+        ("float32", lambda: op("_power_scalar", "a", variable("x", SHAPE, "float64"), shape=SHAPE, scalar=2.0,
+                               dtype="float64"), "a: _power_scalar(x) -> float64"),
         ("float32", lambda: act("tanh", dtype="float64"), "a: tanh(x) -> float64"),
         ("float32", lambda: act("relu"), "a: relu(x) -> float32"),  # it keeps a NaN
         # A clip is faster than a maximum and a minimum.
@@ -123,7 +130,8 @@ def values_and_gradient(function, grad_req):
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize(("function", "tolerance"), [
-    (lambda F, x: F.sigmoid(x), 2e-6), (lambda F, x: F.tanh(x), 4e-6)], ids=["sigmoid", "tanh"])
+    (lambda F, x: F.sigmoid(x), 2e-6), (lambda F, x: F.tanh(x), 4e-6),
+    (lambda F, x: F.clip(x, -9, 9) ** 2, 1e-6)], ids=["sigmoid", "tanh", "square"])
 def test_values_and_gradients_are_mxnets(function, tolerance, grad_req):
     """At zero and at infinity too."""
     values, gradient = values_and_gradient(function, "write")
