@@ -45,7 +45,6 @@ from .convert import (
 )
 from .debug.compare import compare
 from .debug.explain import explain
-from .debug.monitor import DriftMonitor
 from .debug.overflow import trace_overflow
 from .debug.report import report
 from .debug.search import search_exclusions
@@ -77,7 +76,7 @@ _machine.settle(_run_onednn_operator)
 __version__ = "0.1.0"
 
 __all__ = [
-    "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "ConversionOptions", "DTypeError", "DriftMonitor",
+    "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "ConversionOptions", "DTypeError",
     "DynamicLossScaler", "GradScaler", "GraphError", "LossScaler", "OnnxExport", "Policy", "PolicyError",
     "StateError", "StaticLossScaler", "active_dtype", "autocast", "calibrate",
     "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block", "convert_model",

@@ -45,6 +45,7 @@ _ANSWERS: Mapping[str, str] = {
     "bfloat16": "the name of the type, 'bfloat16'", "float16": "the name of the type, 'float16'",
     "float32": "the name of the type, 'float32'", "tune": _TUNING, "Tuning": _TUNING,
     "advise": "print(amp.report(net, data, time=True).summary)",
+    "DriftMonitor": "amp.get_loss_scaler(trainer) and read its loss_scale and num_skipped every few steps",
     "preflight": "print(amp.report(net, data, ranges=True).summary)",
     "suggest_scale": "print(amp.report(net, data, train=True, ranges=True, loss=loss).summary), or "
                      "amp.init_trainer(trainer), which finds a loss scale as it goes",

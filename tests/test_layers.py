@@ -24,7 +24,7 @@ LAYERS = {
     "cli": "the command gluon-amp",
     "compat": "the faces for people from elsewhere: Apex's levels, torch's GradScaler, mxnet.contrib.amp, MXNet 2",
     "selftest": "what `gluon-amp check` runs",
-    "debug": "report, explain, trace_overflow, compare, search_exclusions, DriftMonitor",
+    "debug": "report, explain, trace_overflow, compare, search_exclusions",
     "export": "ONNX files of trained networks",
     "convert": "conversion for inference",
     "sync_batchnorm": "batch normalization over processes and devices",
@@ -96,7 +96,7 @@ GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of 
 # Likewise, inside of a package.
 INSIDE = {
     "compat": ["stand_in", "grad_scaler", "opt_level", "views", "__init__"],
-    "debug": ["search", "overflow", "explain", "monitor", "compare", "report", "shown", "recording", "records",
+    "debug": ["search", "overflow", "explain", "compare", "report", "shown", "recording", "records",
               "recorder", "flops", "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["autocast", "init", "hooks", "block_calls", "__init__"],

@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from unittest import mock
 
-from apart import NORMALLY, apart, native_at_every_size  # isort: skip  finds the package
+from apart import NORMALLY, apart, message_of, native_at_every_size  # isort: skip  finds the package
 import gluon_amp as amp  # isort: skip  before MXNet
 import hypothesis
 import mxnet as mx
 import numpy as np
-from audit import message_of
 from fuzz_programs import (  # noqa: F401  Row: for --case
     INPUTS,
     KINDS,
