@@ -100,7 +100,7 @@ INSIDE = {
               "recorder", "flops", "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["autocast", "init", "hooks", "block_calls", "__init__"],
-    "plan": ["cached_op", "executors", "observers", "planner", "__init__"],
+    "plan": ["cached_op", "executors", "planner", "__init__"],
     "eager": ["applier", "loss_scale", "running_stats", "custom_operators", "gradient_fixes",
               "native", "__init__"],
     "state": ["blocks", "in_force", "state", "devices", "__init__"],

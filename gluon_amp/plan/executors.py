@@ -19,7 +19,7 @@ from mxnet.module import Module
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _machine
-from .._mxnet.engine import check_waiting, serialize_execution, waiting
+from .._mxnet.engine import check_waiting, readable, serialize_execution, waiting
 from .._mxnet.invoke import Callback
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of, to_graph
 from .._mxnet.trainers import trainer_of, trains_anything
@@ -30,8 +30,7 @@ from ..graph.attrs import MADE, STORAGE
 from ..passes import Facts
 from ..state.in_force import in_force
 from ..state.state import State
-from .observers import executor_callback, refuse_inputs_of_loops
-from .planner import Plan, Planner, Traced, spoilt_gradients
+from .planner import Plan, Planner, Traced, refuse_inputs_of_loops, spoilt_gradients
 
 _upstream_bind = mx.sym.Symbol.bind
 _DENSE = ("default", "0", "-1")  # as symbols and users note it
@@ -188,11 +187,10 @@ class PlannedExecutor(Executor):
         return {**inferred, **given}
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
-        """Call a function with the name and handle of every output of the user's symbol, in the user's types."""
+        """Call a function with the name and handle of every output of the operators that run."""
         refuse_inputs_of_loops(self.plan.traced.graph, monitor_all)
         self._callback = callback
-        if self.plan.symbol is not None:
-            callback = executor_callback(self.plan, callback)
+        callback = readable(callback)
         self._kept = Callback(waiting(callback) if self.plan.runs_in_turn else callback)
         super().set_monitor_callback(self._kept, monitor_all)
 

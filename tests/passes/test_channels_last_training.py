@@ -12,7 +12,7 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock, Trainer, nn
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 from mxnet.gluon.model_zoo import vision
-from networks import observed, relative
+from networks import relative
 
 import gluon_amp as amp
 from gluon_amp import native
@@ -308,17 +308,3 @@ def test_other_modes_use_the_moving_averages_and_leave_them(record):
     for one, other in zip(stock.collect_params().values(), net.collect_params().values()):
         np.testing.assert_array_equal(other.data().asnumpy(), one.data().asnumpy())
     assert any((one != other.data().asnumpy()).any() for one, other in zip(trained, net.collect_params().values()))
-
-
-def test_a_hook_sees_the_programs_maps():
-    def run():
-        net = made()
-        net.hybridize(static_alloc=True)
-        return observed(net, batch())
-    expected = run()
-    amp.init("float32")
-    received = run()
-    assert list(received) == list(expected)
-    for name, (kind, values) in expected.items():
-        assert received[name][0] == kind
-        np.testing.assert_allclose(received[name][1], values, rtol=1e-3, atol=1e-4)
