@@ -313,7 +313,7 @@ class TestCudaLibraries:
         extra = (REPOSITORY / "pyproject.toml").read_text().split("cu112 = [")[1].split("]")[0]
         assert [name for name in _start.CUDA_PACKAGES.values() if f'"{name}"' not in extra] == []
 
-    @pytest.mark.parametrize("extra", ["debug", "tutorial", "bench"])
+    @pytest.mark.parametrize("extra", ["tutorial", "bench"])
     def test_matplotlib_leaves_the_numpy_that_mxnet_is_imported_with(self, extra):
         listed = (REPOSITORY / "pyproject.toml").read_text().split(f"{extra} = [")[1].split("]")[0]
         assert '"matplotlib"' in listed

@@ -5,7 +5,6 @@ import fnmatch
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence
 
-import mxnet as mx
 from mxnet.gluon import Block
 
 from ..dtypes import FLOAT32, LOW_PRECISION
@@ -35,12 +34,12 @@ _BY_CAUSE = {
 }
 
 
-def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) -> Explanation:
+def explain(net: Block | Report, name: str, data: Any = None) -> Explanation:
     """Say why an operator runs in the precision that it runs in, and how to change that.
 
     Parameters
     ----------
-    net : Block, Symbol or Report
+    net : Block or Report
         The network, or what :func:`gluon_amp.report` returned for it, which saves running it again.
     name : str
         An operator, with wildcards if wanted (``'*conv0_fwd'``); a block, by its name or by the attributes that lead to
@@ -129,7 +128,7 @@ def _records(net: Any, data: Any) -> tuple[Sequence[OpRecord], str]:
         state = in_force.current()
         return [*net.operators, *net.inserted], "cpu" if state is None else state.key(net.device)
     if not isinstance(net, Block):
-        raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
+        raise TypeError(expected("a Gluon block", "net", net))
     records, device = planned(net)
     if not records:
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "

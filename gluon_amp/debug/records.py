@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from mxnet.gluon import Block, SymbolBlock
 from mxnet.ndarray import NDArray
@@ -155,19 +155,6 @@ class OpRecord:
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name!r}: planned {self.planned}, observed {self.observed}>"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, without the arrays."""
-        if self.inserted:
-            read = self.reads[0] if self.reads else Read("", None, None)
-            return {**{name: getattr(self, name) for name in _OF_INSERTED}, "source": read.name,
-                    "source_dtype": read.dtype, "imitation": self.role is Role.ROUNDING}
-        return {**{name: getattr(self, name) for name in _OF_OWN}, "inputs": [read._asdict() for read in self.inputs]}
-
-
-_OF_INSERTED = ("name", "op", "dtype", "shape", "bytes_converted", "milliseconds", "is_cast")
-_OF_OWN = ("name", "op", "block", "path", "in_graph", "planned", "observed", "rule", "reason", "cause",
-           "native", "shape", "flops", "casts", "bytes_converted", "milliseconds", "largest", "largest_gradient")
 
 
 def _input(read: Read) -> Input:

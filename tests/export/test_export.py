@@ -430,12 +430,6 @@ class TestCommand:
         assert "off MXNet in FP32, on --check-data" in " ".join(done.stdout.split())
         assert_same(small[0], tmp_path / "net.onnx", data, atol=2e-3)
 
-    def test_json_of_float32(self, files, tmp_path):
-        done = self.run(*files[0], "--data", "data:1,3,8,8", "-o", tmp_path / "net.onnx", "--dtype", "float32",
-                        "--json", "-")
-        assert done.returncode == 0, done.stderr
-        assert '"target_dtype": "float32"' in done.stdout
-
     def test_errors_are_one_line(self, files, tmp_path):
         done = self.run(*files[0], "-o", tmp_path / "net.onnx")
         assert done.returncode == 1

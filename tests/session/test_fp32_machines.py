@@ -164,7 +164,6 @@ class TestTools:
         assert "AMP is off" not in found.summary
         assert found.casts == found.target_dtypes == ()
         assert {row.observed for row in found.operators} == {"float32"}
-        assert found.to_dict()["reason"] == found.reason
 
     def test_explain(self, network, lesser):
         (item,) = amp.explain(network[0], "net_conv2_fwd", network[1]).operators
