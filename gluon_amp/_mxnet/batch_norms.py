@@ -1,9 +1,8 @@
 """Find batch normalization in networks, and exchange its implementation in place."""
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any
 
-from mxnet import gluon
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.gluon.contrib.nn import SyncBatchNorm
 from mxnet.gluon.nn import BatchNorm, BatchNormReLU
@@ -25,17 +24,6 @@ def batch_norms(net: Block) -> list[_BatchNorm]:
 def has_batch_norm_inside(block: Block) -> bool:
     """Tell whether a block holds a graph with batch normalization."""
     return isinstance(block, SymbolBlock) and bool(_nodes(block))
-
-
-def batch_norm_parameters(net: Block) -> Iterator[gluon.Parameter]:
-    """Yield scale, shift and statistics of every batch normalization, in blocks and in the graphs of SymbolBlocks."""
-    for block in descendants(net):
-        if isinstance(block, _BatchNorm):
-            yield from block.params.values()
-        elif isinstance(block, SymbolBlock):
-            known = block.collect_params()
-            yield from (known[entry.node.name] for node in _nodes(block) for entry in node.inputs[1:5]
-                        if entry.node.name in known)
 
 
 def _nodes(block: SymbolBlock) -> list[Any]:

@@ -210,7 +210,7 @@ class Policy:
 
     def may_lower(self, op: str) -> bool:
         """Tell whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""
-        return any(rule.rule == LOWER or rule.rounded_inputs for rule in self._rules(op))
+        return any(rule.rule == LOWER for rule in self._rules(op))
 
     def _rules(self, op: str) -> tuple[Rule, ...]:
         return (*self.overrides.get(op, ()), *table(self.target_dtype).get(op, ()), _DEFAULT)
@@ -236,7 +236,7 @@ def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
 
 def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """Return a file's rules for an operator, after the table's rules that it may not override."""
-    if all(rule.rule == FP32 and not rule.rounded_inputs for rule in rules):
+    if all(rule.rule == FP32 for rule in rules):
         return rules
     refused = refused_rules("overrides", target_dtype, op)
     fixed = {position for rule in table(target_dtype).get(op, ()) for position in rule.fp32_inputs}
@@ -248,11 +248,11 @@ def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, .
 
 
 def _read_rule(raw: Mapping[str, Any]) -> Rule:
-    known = {key: value for key, value in raw.items() if key != "name"}  # earlier versions wrote the operator's
+    # Earlier versions wrote the operator's name, and inputs that Apex's O3 rounded.
+    known = {key: value for key, value in raw.items() if key not in ("name", "rounded_inputs")}
     if raw["rule"] not in RULES:
         raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", raw["rule"]))
-    read: dict[str, Any] = {name: tuple(whole(name, position, 0) for position in raw[name])
-                            for name in ("fp32_inputs", "rounded_inputs")}
+    read: dict[str, Any] = {"fp32_inputs": tuple(whole("fp32_inputs", position, 0) for position in raw["fp32_inputs"])}
     checks: dict[str, Callable[[str, Any], Any]] = {
         "min_channels": partial(whole, least=0), "safe": true_or_false, "note": _text}
     read.update((name, check(name, raw[name])) for name, check in checks.items() if name in raw)

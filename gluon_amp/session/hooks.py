@@ -200,8 +200,6 @@ def _make_update(original: Callable) -> Callable:
             original(trainer, ignore_stale_grad)
         if scaler is None:
             running_stats.decided(trainer, skipped=False)
-        if block_settings.level is not None:
-            block_settings.level.updated(trainer)
     return update
 
 

@@ -297,7 +297,7 @@ class TestImagenet:
         assert parts_of(tmp_path / "whole" / "checkpoint.zip") == parts_of(tmp_path / "parts" / "checkpoint.zip")
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+    @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
     def test_every_level_is_deterministic(self, digits, tmp_path, level):
         settings = [digits, *FEW, "-a", "resnet18_v1", "--deterministic", "--opt-level", level, "--epochs", 2, "-j", 2,
                     "--checkpoints", tmp_path]
@@ -324,7 +324,7 @@ class TestImagenet:
         settings = [root, "-a", "cifar_resnet20_v1", "--image-size", SIZE, "-b", 32, "-j", 1, "--epochs", 3,
                     "--lr", 0.4, "--lr-steps", 2, "--warmup-epochs", 1, "--min-area", 0.7, "--no-flip",
                     "--deterministic", "--checkpoints", tmp_path]
-        printed = {level: imagenet(*settings, "--opt-level", level) for level in ("O0", "O1", "O2", "O3")}
+        printed = {level: imagenet(*settings, "--opt-level", level) for level in ("O0", "O1", "O2")}
         accuracy = {level: numbers(r"Validation .*Prec@1 ([\d.]+)", text)[-1] for level, text in printed.items()}
         assert accuracy["O0"] > 92
         assert all(abs(found - accuracy["O0"]) < 5 for found in accuracy.values()), accuracy
@@ -332,7 +332,7 @@ class TestImagenet:
     def test_synthetic(self, tmp_path):
         printed = imagenet("--synthetic", *FEW, "--classes", 5, "--epochs", 1, "--opt-level", "O3",
                            "--keep-batchnorm-fp32", "True", "--checkpoints", tmp_path)
-        assert "keep_batchnorm_fp32  True" in printed
+        assert "gluon_amp opt_level O2" in printed
         assert len(scores(printed)) == 3
         assert "images/s" in printed
 
@@ -372,7 +372,7 @@ class TestImagenet:
         whole = losses("-b", 32, "--opt-level", "O0")
         assert losses("--sync_bn", "--opt-level", "O0", **TWO) == pytest.approx(whole, rel=1e-4)
         assert losses("--opt-level", "O0", **TWO)[1] != pytest.approx(whole[1], rel=1e-2)
-        for level in ("O1", "O2", "O3"):
+        for level in ("O1", "O2"):
             found = losses("--sync_bn", "--opt-level", level, **TWO)
             assert found[0] == pytest.approx(whole[0], rel=1e-2)
             assert len(found) == 2

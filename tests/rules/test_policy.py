@@ -169,7 +169,7 @@ class TestFiles:
         with pytest.raises(PolicyError, match=f"expected .*, received {next(iter(changes))}="):
             Policy.from_json(json.dumps({**json.loads(Policy("bfloat16").to_json()), **changes}))
 
-    @pytest.mark.parametrize("changes", [{"fp32_inputs": "01"}, {"rounded_inputs": [-1]},
+    @pytest.mark.parametrize("changes", [{"fp32_inputs": "01"}, {"fp32_inputs": [-1]},
                                          {"when": ["act_type", "relu"]}, {"when": [1, ["relu"]]},
                                          {"when": ["act_type"]}, {"when": {}}, {"min_channels": "16"},
                                          {"min_channels": 1.5}, {"min_channels": -1}, {"min_channels": True},
