@@ -74,20 +74,3 @@ def answers(**texts: str) -> Callable[[Function], Function]:
             return function(*args, **kwargs)
         return checked  # type: ignore[return-value]
     return decorate
-
-
-def also(**names: str) -> Callable[[Function], Function]:
-    """Let arguments be given by another name, too: ``also(dtype='target_dtype')``."""
-    def decorate(function: Function) -> Function:
-        called = function.__qualname__.split(".")[0]
-
-        @functools.wraps(function)
-        def renamed(*args: Any, **kwargs: Any) -> Any:
-            for other in names.keys() & kwargs.keys():
-                if names[other] in kwargs:
-                    raise TypeError(f"amp.{called}: expected {names[other]} or {other}, which mean the same, received "
-                                    "both")
-                kwargs[names[other]] = kwargs.pop(other)
-            return function(*args, **kwargs)
-        return renamed  # type: ignore[return-value]
-    return decorate

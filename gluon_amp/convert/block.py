@@ -18,7 +18,7 @@ from ..dtypes import BFLOAT16, FLOAT32, INT8
 from ..errors import GraphError, StateError
 from ..graph import Graph, has_control_flow
 from ..plan.cached_op import RewritingCachedOp
-from ..plan.executors import refuse_foreign, refuse_trained
+from ..plan.executors import refuse_trained
 from ..plan.planner import spoilt_gradients
 from ..session.hooks import kept_in_place
 from ..state.devices import require_bfloat16
@@ -26,7 +26,7 @@ from ..state.state import State
 from .assignment import Made, Network, calibrated, converted_network, prepared
 from .calibration import Calibration
 from .convert import Conversion, with_fp32_parameters
-from .options import Conditions, ConversionOptions, Names, data_may_come_second
+from .options import Conditions, ConversionOptions, Names
 from .parameters import save_model, split
 
 
@@ -77,12 +77,6 @@ class ConvertedBlock(SymbolBlock):
             operation.accumulating = frozenset(self.collect_params())  # as they may
             self._cached_op = operation
 
-    def load_parameters(self, filename: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Read parameters of a converted network; raise StateError for those of the network it was made from."""
-        given = {name.split(":", 1)[-1] for name in mx.nd.load(os.fspath(filename))}
-        refuse_foreign(blocks.graph_of(self)[1], given)
-        super().load_parameters(os.fspath(filename), *args, **kwargs)
-
     def export(self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
         """Write ``path-symbol.json`` and ``path-NNNN.params``, both or neither; return their names.
 
@@ -101,7 +95,6 @@ class ConvertedBlock(SymbolBlock):
         return save_model(path, epoch, symbol, *split(symbol, arrays))
 
 
-@data_may_come_second
 def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target_dtype_ops: Names = None,
                          fp32_ops: Names = None, conditional_fp32_ops: Conditions = None,
                          excluded_sym_names: Names = None, ctx: mx.Context | Sequence[mx.Context] | None = None,

@@ -1,10 +1,9 @@
 """The arguments of conversions, each read once and under one name."""
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -207,16 +206,6 @@ class ConversionOptions:
             raise PolicyError(expected("at most one of 'bfloat16' and 'float16'", "dtypes", self.dtypes))
         self.only_int8 = self.dtypes is not None and not others
         return next(iter([*low, *others]), None)
-
-
-def data_may_come_second(function: Callable) -> Callable:
-    """Let a conversion take its data behind the network, as MXNet 2's does: ``convert(net, data, 'float16')``."""
-    @functools.wraps(function)
-    def convert(block: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], (mx.nd.NDArray, list, tuple)):
-            return function(block, *args[1:], data_example=args[0], **kwargs)
-        return function(block, *args, **kwargs)
-    return convert
 
 
 def _devices(name: str, value: Any) -> tuple[mx.Context, ...] | None:

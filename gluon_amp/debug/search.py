@@ -12,7 +12,6 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from ..aliases import also
 from ..errors import PolicyError, StateError
 from ..metrics import allowed, fewest, measured, relative_error
 from ..progress import progress_bar
@@ -28,7 +27,6 @@ _logger = logging.getLogger("gluon_amp")
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
 
 
-@also(dtype="target_dtype")
 def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
                       metric: Callable[[Block], Any] | tuple[Any, Any] | None = None, budget: float | None = None,
                       greater_is_better: bool = True, target_dtype: object = None, train_mode: bool = False,

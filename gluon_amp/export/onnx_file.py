@@ -12,7 +12,6 @@ from .. import checks, passes
 from .._mxnet import blocks, mx2onnx
 from .._mxnet.arrays import NDArrayWeights, cast_arrays, wait_for_statistics
 from .._mxnet.symbols import dtype_name, first_line, from_graph, infer_shapes, to_graph
-from ..aliases import also
 from ..convert import ConversionOptions, analyse_network, as_example, conversion_of, flat, traced_block, uniquely_named
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
 from ..errors import DTypeError, GraphError, PolicyError, expected
@@ -48,7 +47,6 @@ class OnnxExport:
                 f"{max(self.errors.values(), default=0.0):.2g} off MXNet in FP32")
 
 
-@also(dtype="target_dtype")
 def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, target_dtype: object = FLOAT16, *,
                 exclude: Any = None, fp32_ops: Sequence[str] | None = None, io_dtype: object = FLOAT32,
                 dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:

@@ -93,10 +93,3 @@ def test_names_of_devices(installed):
     assert mx.device.Device is mx.Device is mx.Context
     assert mx.device.current_device() == mx.current_device() == mx.cpu()
     assert mx.gluon.metric is mx.metric
-
-
-def test_conversions_take_data_behind_the_network(installed):
-    net = nn.Dense(4)
-    net.initialize()
-    data = mx.nd.ones((4, 4))
-    assert amp.convert_hybrid_block(net, data, "float32", optimize=[])(data).shape == (4, 4)

@@ -416,7 +416,7 @@ class TestSummary:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (("net", 1), "a Gluon block"), ((conv_net(), "data"), "an array"), ((conv_net(), None), "an array")])
+    (("net", mx.nd.ones(1)), "a Gluon block"), ((conv_net(), "data"), "an array"), ((conv_net(), None), "an array")])
 def test_wrong_arguments(arguments, message):
     with pytest.raises(TypeError, match=message):
         amp.report(*arguments)

@@ -33,7 +33,7 @@ def diagonal(*factors, width=4, hybridize=True):
 
 
 def search(net, data, *args, dtype="float16", **options):
-    return amp.search_exclusions(net, data, *args, dtype=dtype, progress=False, **options)
+    return amp.search_exclusions(net, data, *args, target_dtype=dtype, progress=False, **options)
 
 
 def error_of(net, data, policy):
@@ -106,7 +106,7 @@ def two_ways():
 
 def test_cheap_operators_are_excluded_rather_than_costly_ones():
     net, data = two_ways()
-    whole = amp.compare(net, data, dtype="float16", train_mode=False, gradients=False).outputs[0]
+    whole = amp.compare(net, data, target_dtype="float16", train_mode=False, gradients=False).outputs[0]
     assert search(net, data, 0.6 * whole).excluded == {"two_dense1_fwd"}  # the small one
 
 
@@ -130,7 +130,7 @@ def test_a_metric_with_a_budget(sign, greater_is_better):
 def test_networks_of_every_kind_get_as_accurate_as_asked(name, dtype):
     make, shape = NETWORKS[name]
     net, data = ready(make(), shape)
-    whole = max(amp.compare(net, data, dtype=dtype, train_mode=False, gradients=False).outputs)
+    whole = max(amp.compare(net, data, target_dtype=dtype, train_mode=False, gradients=False).outputs)
     policy = search(net, data, 0.5 * whole, dtype=dtype)
     assert policy.excluded
     plain = outputs_of(net, data)
@@ -153,7 +153,7 @@ def test_nothing_is_left_behind(caplog):
 
 def test_a_progress_bar_when_wanted(capsys):
     net, data = diagonal(2, 2.0 ** 17, 2.0 ** -17, 2)
-    amp.search_exclusions(net, data, 1e-6, dtype="float16")
+    amp.search_exclusions(net, data, 1e-6, target_dtype="float16")
     assert "operators in float32: the error is" in capsys.readouterr().err
     search(net, data, 1e-6)
     assert capsys.readouterr().err == ""

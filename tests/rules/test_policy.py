@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -199,12 +198,3 @@ def test_a_policy_takes_every_spelling():
 def test_files_of_earlier_versions_load():
     measured = {"slow": ["FullyConnected(num_hidden=8) on (4, 32)"], "fast": ["chain of 3 operators: 0"]}
     assert Policy.from_json(json.dumps({**json.loads(Policy("bfloat16").to_json()), **measured})) == Policy("bfloat16")
-
-
-def test_a_policy_is_readable():
-    assert repr(Policy("float16")) == "Policy('float16')"
-    conditional = [("Activation", "act_type", ["relu"])]
-    lists = make_policy("bfloat16", KNOWN, fp32_ops=["softmax"], conditional_fp32_ops=conditional)
-    found = repr(replace(lists, excluded=frozenset(map(str, range(9))), training=False))
-    assert found == ("Policy('bfloat16', overrides={'Activation': FP32, 'softmax': FP32}, "
-                     "excluded={'0', '1', '2', '3', '4', '5', and 3 more}, training=False)")

@@ -184,8 +184,8 @@ class TestTools:
             getattr(amp, tool)(*network, **options)
 
     def test_compare_and_search_with_an_imitated_type(self, network):
-        assert 0 < amp.compare(*network, dtype="float16").outputs[0] < 0.01
-        policy = amp.search_exclusions(*network, max_error=0.1, dtype="float16", progress=False)
+        assert 0 < amp.compare(*network, target_dtype="float16").outputs[0] < 0.01
+        policy = amp.search_exclusions(*network, max_error=0.1, target_dtype="float16", progress=False)
         assert (policy.target_dtype, policy.excluded) == ("float16", frozenset())
 
     def test_the_policy_of_a_file_is_refused_where_nothing_runs_its_type(self, monkeypatch):
