@@ -58,7 +58,6 @@ def declare(command: Callable[..., argparse.ArgumentParser]) -> None:
     add("-o", "--output", metavar="FILE.onnx", required=True, help="the file to write")
     add("--check-data", metavar="PATH", help="an .npz file of arrays named as the inputs, or a folder of such files, "
                                              "to compare with (default: random numbers of --data's shape)")
-    add("--io-dtype", choices=(FLOAT32, FLOAT16), default=FLOAT32, help="of inputs and outputs (default: %(default)s)")
     add("--dynamic-batch", action="store_true", help="let the first dimension have any size")
     add("--max-error", type=float, metavar="E",
         help="the most that outputs may differ from MXNet in FP32 (default: "
@@ -91,7 +90,6 @@ def _add_conversion(parser: argparse.ArgumentParser) -> None:
     add("--calib-batches", type=int, metavar="N", help="how many batches of 32 to take (default: all)")
     add("--max-int8-error", type=float, metavar="E", help="the most that outputs may differ from FP32, as in 0.02; the "
                                                           "fastest such network is searched")
-    add("--time-limit", type=float, metavar="SECONDS", help="when the search ends with what it has found")
 
 
 def filled(text: str, indent: int = 0) -> str:
@@ -123,7 +121,6 @@ def convert(args: argparse.Namespace) -> int:
                              optimize=args.optimize, disable_passes=args.disable_pass, data_example=shapes,
                              data_names=list(shapes) or None, calib_data=args.calib_data, calib_mode=args.calib_mode,
                              calib_batches=args.calib_batches, max_error=args.max_int8_error,
-                             time_limit=args.time_limit,
                              dtypes=[INT8, args.dtype] if args.int8 and args.dtype else None)
     os.makedirs(args.output, exist_ok=True)
     files = save_model(prefix, number, *made)
@@ -169,7 +166,7 @@ def write_onnx(args: argparse.Namespace) -> int:
         data = dict(next(iter(batches_of(args.check_data, _inputs_of(model)))))
     with _named_errors(args.symbol, args.params):
         record = export_onnx(runnable(model, list(data)), args.output, list(data.values()), args.dtype or FLOAT16,
-                             exclude=args.exclude, io_dtype=args.io_dtype, dynamic_batch=args.dynamic_batch,
+                             exclude=args.exclude, dynamic_batch=args.dynamic_batch,
                              max_error=args.max_error)
     print(filled(f"Written {record.summary()}, on {'--check-data' if args.check_data else 'random numbers'}", 2))
     return 0

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -168,7 +167,6 @@ class _Search:
         self._wrong: frozenset[str] = frozenset()  # operators between layers that are wrong in INT8
         self._errors = self._errors_alone(plain)
         self._order.sort(key=lambda name: -self._errors[name])
-        self._end = time.monotonic() + options.time_limit
         self._trials: list[dict[str, Any]] = []
         policy, fp32 = network.policy, _in_fp32(network.policy)
         self._policies = [policy, fp32] if policy.lowers and not options.only_int8 else [policy]
@@ -242,9 +240,6 @@ class _Search:
 
     def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""
-        is_last = self._options.only_int8 or (policy is self._policies[-1] and len(wide) == len(self._order))
-        if time.monotonic() > self._end and not is_last:
-            return None
         made, count = self._made(wide, policy), len(self._order) - len(wide)
         block = self._build(made)
         try:

@@ -1,7 +1,6 @@
 """The arguments of conversions, each read once and under one name."""
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
@@ -41,7 +40,7 @@ _OFFLINE = "cast_params_offline"
 _ALIASES = {"dtype": "target_dtype", "ctx": "device", "cast_optional_params": _OFFLINE}
 # What an argument for INT8 is where it is left out; None where nothing takes its place.
 _INT8 = {"calib_data": None, "calib_mode": MODES[0], "calib_batches": None, "metric": None, "budget": None,
-         "max_error": None, "greater_is_better": True, "dtypes": None, "time_limit": math.inf, "progress": True}
+         "max_error": None, "greater_is_better": True, "dtypes": None, "progress": True}
 
 
 @dataclass
@@ -103,8 +102,6 @@ class ConversionOptions:
     dtypes : sequence of str, optional
         Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out; with ``('int8',)`` all layers that MXNet runs
         right in INT8 do, also where that is slower.
-    time_limit : float, optional
-        Seconds after which the search ends with what it has found.
     progress : bool, optional
         Whether to show progress bars, as by default.
     """
@@ -129,7 +126,6 @@ class ConversionOptions:
     max_error: Any = None
     greater_is_better: Any = None
     dtypes: Any = None
-    time_limit: Any = None
     progress: Any = None
 
     @classmethod
@@ -193,7 +189,6 @@ class ConversionOptions:
         if self.calib_mode not in MODES:
             raise PolicyError(expected(f"one of {', '.join(map(repr, MODES))}", "calib_mode", self.calib_mode))
         self.limit = allowed(self.max_error, self.metric, self.budget)
-        checks.above_zero("time_limit", self.time_limit)
         return asked
 
     def _beside_int8(self) -> str | None:

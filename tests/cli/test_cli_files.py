@@ -138,7 +138,7 @@ class TestConvert:
         options = ["-o", tmp_path / "out", "--dtype", "float32"]
         code, _, _ = run(capsys, "convert", *model(folder), *options, "--int8", "--calib-data", tmp_path / "data.npz")
         assert code == 0
-        for wrong, said in (["--int8"], "calib_data: INT8 needs data"), (["--time-limit", "9"], "give calib_data"):
+        for wrong, said in (["--int8"], "calib_data: INT8 needs data"), (["--calib-batches", "9"], "give calib_data"):
             code, _, err = run(capsys, "convert", *model(folder), *options, *wrong)
             assert code == 1
             assert said in err

@@ -435,13 +435,11 @@ class TestSearch:
                                         greater_is_better=False, **QUIET)
         assert np.abs(fast(x).asnumpy() - net(x).asnumpy()).mean() <= 0.05 + 1e-6
 
-    @pytest.mark.parametrize("limit", [{}, {"time_limit": 1e-9}])
-    def test_a_budget_that_no_layer_in_int8_meets_leaves_fp32(self, limit):
+    def test_a_budget_that_no_layer_in_int8_meets_leaves_fp32(self):
         net, x = residual()
-        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1e-6, **limit, **QUIET)
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1e-6, **QUIET)
         assert fast.conversion.int8 == ()
         assert relative(fast(x), net(x)) < 1e-6
-        assert (len(fast.conversion.trials) == 1) is bool(limit)
 
 
 ONES = mx.nd.ones((2, 3, 12, 12))
