@@ -45,7 +45,6 @@ LAYERS = {
     "checks": "checks of arguments",
     "aliases": "names of Apex, torch and MXNet, and ours for them",
     "errors": "exceptions, and their wording",
-    "progress": "progress bars",
     "context": "values that nest, in threads and asyncio tasks, and attributes that are replaced for a while",
     "files": "files that are written whole or not at all",
     "_machine": "CPUs and threads, oneDNN's instructions, glibc's memory, the CUDA driver",

@@ -470,7 +470,7 @@ def check_int8(case: Case) -> None:
     expected = stock_outputs(case)
     with stock_alone():
         outputs(_stock(case, "hybridized"), data(case))  # MXNet cannot make graphs of all
-    made = _quietly(amp.convert_hybrid_block, network(case), case.dtype, calib_data=[data(case)], progress=False,
+    made = _quietly(amp.convert_hybrid_block, network(case), case.dtype, calib_data=[data(case)],
                     exclude=program_of(case).excluded or None, data_example=data(case))
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):

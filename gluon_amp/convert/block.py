@@ -148,14 +148,14 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target
 
 
 def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", calib_batches: int | None = None, *,
-              exclude: Any = None, data_example: Any = None, progress: bool = True) -> Calibration:
+              exclude: Any = None, data_example: Any = None) -> Calibration:
     """Collect the ranges of a network's tensors once, for several conversions to INT8.
 
     Parameters
     ----------
     block : HybridBlock
         The FP32 network, with parameters.
-    calib_data, calib_mode, calib_batches, exclude, data_example, progress
+    calib_data, calib_mode, calib_batches, exclude, data_example
         As in :class:`ConversionOptions`; what conversions exclude is excluded here, too.
 
     Returns
@@ -169,13 +169,12 @@ def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", ca
     >>> import mxnet as mx
     >>> net = mx.gluon.nn.Dense(2, in_units=3, prefix='fc_')
     >>> net.initialize(mx.init.One())
-    >>> amp.calibrate(net, mx.nd.ones((2, 3)), progress=False).ranges['fc_fwd']
+    >>> amp.calibrate(net, mx.nd.ones((2, 3))).ranges['fc_fwd']
     (3.0, 3.0)
     """
     checks.instance("block", block, HybridBlock, "a HybridBlock")
     options = ConversionOptions(INT8, exclude=exclude, device=mx.cpu(), data_example=data_example,
-                                calib_data=calib_data, calib_mode=calib_mode, calib_batches=calib_batches,
-                                progress=progress)
+                                calib_data=calib_data, calib_mode=calib_mode, calib_batches=calib_batches)
     network = _network(block, options)[0]
     return calibrated(options, network, prepared(network))[0]
 

@@ -40,7 +40,7 @@ _OFFLINE = "cast_params_offline"
 _ALIASES = {"dtype": "target_dtype", "ctx": "device", "cast_optional_params": _OFFLINE}
 # What an argument for INT8 is where it is left out; None where nothing takes its place.
 _INT8 = {"calib_data": None, "calib_mode": MODES[0], "calib_batches": None, "metric": None, "budget": None,
-         "max_error": None, "greater_is_better": True, "dtypes": None, "progress": True}
+         "max_error": None, "greater_is_better": True, "dtypes": None}
 
 
 @dataclass
@@ -88,7 +88,7 @@ class ConversionOptions:
         Whether INT8 holds all values that were seen (the default), or the range that loses least information.
     calib_batches : int, optional
         How many batches to take; all of them by default.
-    metric : callable, or (EvalMetric, loader), optional
+    metric : callable, optional
         Takes a block and returns a number, such as its accuracy on validation data. The fastest assignment of types to
         layers within ``budget`` of FP32 is searched then.
     budget : float, optional
@@ -102,8 +102,6 @@ class ConversionOptions:
     dtypes : sequence of str, optional
         Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out; with ``('int8',)`` all layers that MXNet runs
         right in INT8 do, also where that is slower.
-    progress : bool, optional
-        Whether to show progress bars, as by default.
     """
 
     target_dtype: Any = None  # behind the checks: the type beside INT8, or the only one; None for the device's fastest
@@ -126,7 +124,6 @@ class ConversionOptions:
     max_error: Any = None
     greater_is_better: Any = None
     dtypes: Any = None
-    progress: Any = None
 
     @classmethod
     def of(cls, function: str, target_dtype: Any, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,

@@ -51,8 +51,7 @@ amp.deinit()
 net.hybridize()
 
 if sys.argv[1].startswith("ssd"):
-    policy = amp.search_exclusions(net, task.data, max_error=0.3, target_dtype="float16", train_mode=True,
-                                   progress=False)
+    policy = amp.search_exclusions(net, task.data, max_error=0.3, target_dtype="float16", train_mode=True)
     found["excluded"] = sorted(policy.excluded)
 found["operator"] = report.operator
 found.update(phase=report.phase, op=report.op, inputs=[item.name for item in report.inputs], fp32=report.overflows)

@@ -179,13 +179,13 @@ class TestTools:
 
     @pytest.mark.parametrize("tool", ["compare", "search_exclusions"])
     def test_what_looks_at_low_precision_asks_for_a_type(self, network, tool):
-        options = {"max_error": 0.1, "progress": False} if tool == "search_exclusions" else {}
+        options = {"max_error": 0.1} if tool == "search_exclusions" else {}
         with pytest.raises(amp.DTypeError, match=r"nothing runs in low precision: .*float32 on the cpu.*'float16'"):
             getattr(amp, tool)(*network, **options)
 
     def test_compare_and_search_with_an_imitated_type(self, network):
         assert 0 < amp.compare(*network, target_dtype="float16").outputs[0] < 0.01
-        policy = amp.search_exclusions(*network, max_error=0.1, target_dtype="float16", progress=False)
+        policy = amp.search_exclusions(*network, max_error=0.1, target_dtype="float16")
         assert (policy.target_dtype, policy.excluded) == ("float16", frozenset())
 
     def test_the_policy_of_a_file_is_refused_where_nothing_runs_its_type(self, monkeypatch):
