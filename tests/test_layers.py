@@ -94,9 +94,9 @@ BUDGET.update({
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.
 INSIDE = {
-    "compat": ["stand_in", "grad_scaler", "opt_level", "views", "__init__"],
-    "debug": ["search", "overflow", "explain", "compare", "report", "shown", "recording", "records",
-              "recorder", "flops", "__init__"],
+    "compat": ["stand_in", "grad_scaler", "opt_level", "__init__"],
+    "debug": ["search", "overflow", "explain", "compare", "report", "recording", "records", "recorder",
+              "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["autocast", "init", "hooks", "block_calls", "__init__"],
     "plan": ["cached_op", "executors", "planner", "__init__"],

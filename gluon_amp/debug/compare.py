@@ -24,7 +24,7 @@ from ..state.in_force import in_force, under
 from ..state.state import EagerPolicy, State, device_policies, policies_of
 from .recording import Recording, Rerun, arguments_of, is_float, make_ready, record, unchanged
 from .records import OpRecord
-from .shown import Shown, print_table, text_table
+from .report import Shown, print_table, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table

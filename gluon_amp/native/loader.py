@@ -1,4 +1,4 @@
-"""Find the C++ libraries and load them, once and when first asked for."""
+"""Find the C++ libraries and load them, once and when first asked for; the operators that are called from Python."""
 from __future__ import annotations
 
 import ctypes
@@ -11,12 +11,13 @@ import threading
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Mapping, Sequence
 
+import mxnet as mx
 from mxnet.base import MXNetError
 
-from .._mxnet.arrays import load_library
-from .._mxnet.invoke import is_registered
+from .._mxnet.arrays import bring_to_plain_layout, load_library
+from .._mxnet.invoke import invoke, is_registered, original_invoke, run_operator
 
 VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_dropout", "_gluon_amp_gelu",
@@ -170,3 +171,23 @@ def _obstacle(path: Path) -> str:
 
 def _last_line(error: Exception) -> str:
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+
+
+# Each with the number of states that a weight has.
+UPDATES: Mapping[str, int] = {"sgd": 0, "sgd_momentum": 1, "nag": 1, "adam": 2, "adamw": 2, "lamb": 2}
+
+
+def update(kind: str, weights: Sequence[mx.nd.NDArray], grads: Sequence[mx.nd.NDArray],
+           states: Sequence[Sequence[mx.nd.NDArray]], lrs: Sequence[float], wds: Sequence[float],
+           **options: object) -> None:
+    """Update weights and states in place, as MXNet's operators for one weight do."""
+    # Weights are waited for: ask for the update when the gradients are known, as after the check of an overflow.
+    bring_to_plain_layout(weights)
+    arrays = [array for group in zip(weights, grads, *states) for array in group]
+    attrs = {"num_weights": len(weights), "lrs": list(map(float, lrs)), "wds": list(map(float, wds)), **options}
+    invoke(f"_gluon_amp_{kind}", arrays, {name: str(value) for name, value in attrs.items()})
+
+
+def all_finite(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Compute 1 where all values of float32 arrays are finite, 0 otherwise."""
+    return run_operator(original_invoke, "_gluon_amp_all_finite", arrays, {"num_arrays": str(len(arrays))})

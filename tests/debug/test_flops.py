@@ -8,7 +8,7 @@ from graphs import op, variable
 from mxnet.gluon.model_zoo import vision
 
 import gluon_amp as amp
-from gluon_amp.debug.flops import MATRIX_OPERATORS, flops
+from gluon_amp.debug.records import MATRIX_OPERATORS, flops
 from gluon_amp.rules.tables import groups
 
 

@@ -19,7 +19,7 @@ from gluon_amp._mxnet import engine
 from gluon_amp._mxnet.engine import Stopwatch
 from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.debug import recording
-from gluon_amp.debug.flops import MATRIX_OPERATORS
+from gluon_amp.debug.records import MATRIX_OPERATORS
 from gluon_amp.dtypes import LOW_PRECISION
 from gluon_amp.plan.cached_op import RewritingCachedOp
 
