@@ -449,7 +449,7 @@ ONES = mx.nd.ones((2, 3, 12, 12))
     ({"calib_data": ONES, "metric": lambda net: float("nan"), "budget": 1}, amp.StateError,
      "expected a finite number, received nan"),
     ({"calib_data": ONES, "metric": lambda net: None, "budget": 1}, amp.PolicyError, "expected a number.*metric=None"),
-    ({"calib_data": ONES, "metric": mx.metric.Accuracy(), "budget": 1}, amp.PolicyError, "MXNet's with data"),
+    ({"calib_data": ONES, "metric": mx.metric.Accuracy(), "budget": 1}, amp.PolicyError, "a function of the network"),
     ({"calib_data": ONES, "optimize": "none"}, amp.PolicyError, "needs the pass 'fuse'"),
     ({"calib_data": ONES, "dtypes": ("int8", "bfloat16", "float16")}, amp.PolicyError, "at most one"),
     ({"calib_data": ONES, "calib_batches": 0}, ValueError, "calib_batches"),
