@@ -1,7 +1,6 @@
 """One record for each operator: what was planned for it and why, and what it did when it ran."""
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
@@ -53,21 +52,6 @@ def _transposed_product(axis: int, transposed_axis: int) -> Count:
     return _sums(lambda op: op.inputs[0][transposed_axis if is_set(op.attrs, "transpose_a") else axis])
 
 
-def _axes_of_tensordot(op: Shaped) -> int:
-    first = op.inputs[0]
-    if "axes" in op.attrs:
-        return prod(first[len(first) - int(op.attrs["axes"]):])
-    return prod(first[int(axis)] for axis in re.findall(r"-?\d+", str(op.attrs.get("a_axes_summed", ""))))
-
-
-def _einsum(op: Shaped) -> int:
-    """Count the product over all indices at once, as einsum computes it unless told to optimise."""
-    terms = re.sub(r"\s", "", op.attrs.get("subscripts", "")).split("->")[0].split(",")
-    if any("." in term or len(term) != len(shape) for term, shape in zip(terms, op.inputs)):
-        return 0
-    return len(terms) * prod({index: size for pair in zip(terms, op.inputs) for index, size in zip(*pair)}.values())
-
-
 def _attention_scores(arrays: int) -> Count:
     """Count the products of queries and keys, where the first input holds so many arrays."""
     return _sums(lambda op: op.inputs[0][-1] // (arrays * int(op.attrs["heads"])))
@@ -95,24 +79,16 @@ _FUSED: Mapping[str, Count] = {"_gluon_amp_attention": _attention}
 _CONVOLUTION = _sums(lambda op: prod(op.inputs[1][1:]))
 _LAST_AXIS = _sums(lambda op: op.inputs[0][-1] if op.inputs[0] else 0)
 _DENSE = _sums(lambda op: op.inputs[1][-1])
-_TENSORDOT = _sums(_axes_of_tensordot)
 MATRIX_OPERATORS: Mapping[str, Count] = {
     "Convolution": _CONVOLUTION,
     "_sg_mkldnn_conv": _CONVOLUTION,
-    "_contrib_DeformableConvolution": _sums(lambda op: prod(op.inputs[2][1:])),
-    "_contrib_ModulatedDeformableConvolution": _sums(lambda op: prod(op.inputs[3][1:])),
     "Deconvolution": lambda op: 2 * prod(op.inputs[0]) * prod(op.inputs[1][1:]),
     "FullyConnected": _DENSE,
     "_sg_mkldnn_fully_connected": _DENSE,
     "dot": _transposed_product(-1, 0),
     "batch_dot": _transposed_product(-1, -2),
-    "_linalg_gemm": _transposed_product(-1, -2),
-    "_linalg_gemm2": _transposed_product(-1, -2),
     "_np_dot": _LAST_AXIS,
     "_npi_matmul": _LAST_AXIS,
-    "_npi_tensordot": _TENSORDOT,
-    "_npi_tensordot_int_axes": _TENSORDOT,
-    "_npi_einsum": _einsum,
     "_contrib_interleaved_matmul_selfatt_qk": _attention_scores(arrays=3),
     "_contrib_interleaved_matmul_encdec_qk": _attention_scores(arrays=1),
     "_contrib_interleaved_matmul_selfatt_valatt": _DENSE,
