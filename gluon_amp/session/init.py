@@ -171,8 +171,8 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
 def exclude(*targets: Block | type | str) -> None:
     """Keep blocks in FP32, with everything inside them, until :func:`deinit`.
 
-    It does not matter how the blocks inside are called: a container may be iterated. A warning names a target that
-    matches nothing in a network that runs.
+    It does not matter how the blocks inside are called: a container may be iterated. A warning tells of a name that no
+    block has when a network runs.
 
     Parameters
     ----------
