@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import digits, harness, make_digits_voc, networks, regret, ssd_synthetic, zoo
+from benchmarks import harness, make_digits_voc, networks
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--network", "ssd_300_mobilenet0.25_voc", "--data-shape", "64", "--batch-size", "1"]
@@ -104,33 +104,6 @@ def test_digits(made, tmp_path):
 ])
 def test_the_other_scripts(name, flags, shown):
     assert shown in script(name, *flags).stdout
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(("program", "arguments", "message"), [
-    (ssd_synthetic, ["--budget", "0"], "--budget: expected a number above 0, received 0"),
-    (ssd_synthetic, ["--batch-size", "many"], "--batch-size: expected an integer of at least 1, received many"),
-    (ssd_synthetic, ["--device", "tpu"], "--device: expected cpu, gpu or gpu:1, received 'tpu'"),
-    (ssd_synthetic, ["--compare", "fp32,apm"], "unknown implementation 'apm'; did you mean amp?"),
-    (ssd_synthetic, ["--compare", "fp32,fp32"], "expected different names"),
-    (ssd_synthetic, ["--compare", "fp32", "--amp"], "--amp goes without --compare"),
-    (ssd_synthetic, ["--compare", "amp-int8"], "amp-int8 is not for training"),
-    (ssd_synthetic, ["--data", "folder", "--compare", "fp32"], "--data goes without --compare"),
-    (ssd_synthetic, ["--json", "no/such/folder/out.json"], "its folder does not exist"),
-    (zoo, ["--networks", "resnet5"], "unknown network 'resnet5'"),
-    (zoo, ["--compare", "fp32~fuse"], "expected amp~ and the name of a graph pass"),
-    (regret, ["--batch-sizes", "1,none"], "--batch-sizes: expected an integer of at least 1, received none"),
-    (digits, ["--steps", "0"], "--steps: expected an integer of at least 1"),
-])
-def test_bad_arguments_give_one_line_and_exit_code_2(program, arguments, message, capsys, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back after the test: the scripts set it
-    assert harness.main(program.run, arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert message in said
-    assert said.count("\n") == 1
 
 
 def test_examples_in_docstrings_hold():

@@ -355,62 +355,6 @@ class TestImagenet:
             assert found[0] == pytest.approx(whole[0], rel=1e-2)
             assert len(found) == 2
 
-    @pytest.mark.parametrize(("arguments", "message"), [
-        ([], "expected a directory with train and val, or --synthetic, received neither"),
-        ([".", "--synthetic"], "received . and --synthetic"),
-        (["--synthetic", "-j", "-1"], "expected a number of at least 0, received --workers -1"),
-        (["--synthetic", "--start-epoch", "-1"], "expected a number of at least 0, received --start-epoch -1"),
-        (["--synthetic", "--classes", "0"], "expected a number of at least 1, received --classes 0"),
-        (["--synthetic", "--lr", "-1"], "expected a number above 0, received --lr -1.0"),
-        (["--synthetic", "--momentum", "1"], "expected a number from 0 to below 1, received --momentum 1.0"),
-        (["--synthetic", "--min-area", "3"], "expected a number above 0, and 1 at most, received --min-area 3.0"),
-        (["--synthetic", "--keep-batchnorm-fp32", "maybe"], "invalid choice: 'Maybe'"),
-        (["--synthetic", "--pretrained", "no.params"], "expected a file of weights, received --pretrained no.params"),
-        (["--synthetic", "-b", "0"], "expected a number of at least 1, received --batch-size 0"),
-        (["--synthetic", "--seed", "-1"], "expected a seed from 0"),
-        (["no/such/folder"], "expected a directory with train and val, received no/such/folder"),
-        (["--synthetic", "--opt-level", "O5"], "invalid choice: 'O5'"),
-        (["--synthetic", "--loss-scale", "abc"], "expected a number above 0, or dynamic, received abc"),
-        (["--synthetic", "--loss-scale", "-1"], "expected a number above 0, or dynamic, received -1"),
-        (["--synthetic", "--resume", "nothing.zip"], "received --resume nothing.zip, which is not a file"),
-    ])
-    def test_refuses_options(self, module, capsys, arguments, message):
-        with pytest.raises(SystemExit):
-            module("command_line").parse(arguments)
-        assert message in capsys.readouterr().err
-
-    @pytest.mark.parametrize(("arguments", "message"), [
-        (["-a", "resnet51"], "received --arch resnet51; the closest names are resnet"),
-        (["--classes", "1"], "train: expected at most --classes 1 folders, found 10"),
-        pytest.param(["--pretrained", __file__], f"{__file__}: expected weights of mobilenetv2_0.25",
-                     marks=pytest.mark.slow),
-        pytest.param(["--output", __file__], "File exists", marks=pytest.mark.slow),
-        pytest.param(["--resume", __file__], "is not a checkpoint of main_amp.py, or damaged", marks=pytest.mark.slow),
-        pytest.param(["--opt-level", "O1", "--keep-batchnorm-fp32", "true"], "opt_level O1 with keep_batchnorm_fp32",
-                     marks=pytest.mark.slow),
-    ])
-    def test_what_cannot_be_had_is_said_without_a_traceback(self, digits, tmp_path, arguments, message):
-        said = refusal("imagenet/main_amp.py", digits, *FEW, *arguments, cwd=tmp_path)
-        assert "main_amp.py: error: " in said
-        assert message in said
-
-    @pytest.mark.slow
-    def test_without_gluoncv_its_networks_are_named_as_such(self, tmp_path, without):
-        options = {"cwd": tmp_path, "path": without("gluoncv")}
-        said = refusal("imagenet/main_amp.py", "--synthetic", *FEW, "-a", "cifar_resnet20_v1", **options)
-        assert "GluonCV has more: pip install 'gluon_amp[tutorial]'" in said
-        assert len(scores(imagenet("--synthetic", *FEW, "--classes", 5, **options))) == 3
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_a_file_that_is_not_an_image_is_named(self, tmp_path, workers):
-        for number in range(16):
-            for part in ("train", "val"):
-                (tmp_path / part / "a").mkdir(parents=True, exist_ok=True)
-                (tmp_path / part / "a" / f"{number}.jpg").write_text("no image")
-        said = refusal("imagenet/main_amp.py", tmp_path, *FEW, "-j", workers, cwd=tmp_path)
-        assert re.search(r"error: \S+train/a/\d+\.jpg: expected an image, as JPEG or PNG", said)
-
     def test_records_hold_what_folders_hold(self, module, digits, records):
         images = module("image_data")
         for part in ("train", "val"):
