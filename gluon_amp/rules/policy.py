@@ -196,7 +196,7 @@ class Policy:
         return None if depends else first.decision
 
     def may_lower(self, op: str) -> bool:
-        """Tell whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""
+        """Tell whether some use of an operator on FP32 inputs runs in low precision."""
         return any(rule.rule == LOWER for rule in self._rules(op))
 
     def _rules(self, op: str) -> tuple[Rule, ...]:

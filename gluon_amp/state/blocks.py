@@ -133,7 +133,7 @@ class _BlockSettings:
 
     def __init__(self) -> None:
         self.exclusions = Exclusions()
-        self.level: Any = None  # by initialize, for trainers: gives loss scalers, and is told of updates
+        self.level: Any = None  # by initialize, for trainers: gives loss scalers
         self.changes = 0  # of exclusions and networks
         self.children = 0  # how often a block got another child
         self._forget_networks()
