@@ -12,7 +12,9 @@ from .. import native
 from .._mxnet.invoke import Invoke, handle_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import AVX2_VALUES, FLOAT32, cpu_support
-from ..rules.shapes import values_behind
+from ..graph.attrs import integer
+from ..rules.shapes import is_slow_sum, values_behind
+from ..rules.tables.groups import SUMS
 
 
 class _Kernel(NamedTuple):
@@ -20,27 +22,28 @@ class _Kernel(NamedTuple):
 
     op: str  # registered name
     default: Mapping[str, str]  # the only values of attributes that it knows
-    # takes the data and the axis of a call, and says whether it gains
-    gains: Callable[[NDArray, int], bool] = lambda data, axis: True
+    # takes the attributes and the data of a call, and says whether it gains
+    gains: Callable[[Mapping[str, Any], NDArray], bool] = lambda attrs, data: True
 
 
-def _is_slow_softmax(data: NDArray, axis: int) -> bool:
+def _is_slow_softmax(attrs: Mapping[str, Any], data: NDArray) -> bool:
     """Whether values lie behind the axis, which oneDNN does not know."""
-    return values_behind(data.shape, axis) >= AVX2_VALUES
+    return values_behind(data.shape, integer(attrs, "axis", -1)) >= AVX2_VALUES
 
 
-def _is_slow_logarithm(data: NDArray, axis: int) -> bool:
+def _is_slow_logarithm(attrs: Mapping[str, Any], data: NDArray) -> bool:
     """Whether oneDNN does not run it, or has no kernel for its gradient, as without AVX512."""
-    return _is_slow_softmax(data, axis) or (
+    return _is_slow_softmax(attrs, data) or (
         cpu_support().channel_multiple == AVX2_VALUES and autograd.is_recording() and data.shape[-1] >= AVX2_VALUES
-        and values_behind(data.shape, axis) == 1)
+        and values_behind(data.shape, integer(attrs, "axis", -1)) == 1)
 
 
 # With a gradient every input goes through a view of itself first: MXNet does not tell operators of libraries that a
 # gradient is to be added, and nobody knows yet who else will read the input. MXNet copies a view's gradient.
 _view = NDArray.reshape
 _OF_SOFTMAX = {"temperature": "None", "dtype": "None", "use_length": "False"}
-_KERNELS = {"LayerNorm": _Kernel("_gluon_amp_layer_norm", {"axis": "-1", "output_mean_var": "False"}),
+_KERNELS = {**{op: _Kernel(f"_gluon_amp_{op}", {}, lambda attrs, data: is_slow_sum(attrs, data.shape)) for op in SUMS},
+            "LayerNorm": _Kernel("_gluon_amp_layer_norm", {"axis": "-1", "output_mean_var": "False"}),
             "clip": _Kernel("_gluon_amp_clip", {}),
             "softmax": _Kernel("_gluon_amp_softmax", _OF_SOFTMAX, _is_slow_softmax),
             "log_softmax": _Kernel("_gluon_amp_log_softmax", _OF_SOFTMAX, _is_slow_logarithm),
@@ -76,6 +79,6 @@ def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
 def _fits(kernel: _Kernel, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any]) -> bool:
     return (not any(isinstance(array, BaseSparseNDArray) for array in inputs)
             and inputs[0].size >= _LEAST and inputs[0].context.device_type != "gpu"
-            and kernel.gains(inputs[0], next((int(value) for key, value in zip(keys, values) if key == "axis"), -1))
+            and kernel.gains(dict(zip(keys, values)), inputs[0])
             and all(kernel.default.get(key, str(value)) == str(value) for key, value in zip(keys, values))
             and all(dtype_name(array.dtype) == FLOAT32 for array in inputs))

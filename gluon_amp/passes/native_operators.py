@@ -24,8 +24,8 @@ from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import WISHES, Consumers, Entry, Graph, Node, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import FP32, NEUTRAL, Cause, Decision, Rule
-from ..rules.shapes import BLOCK, has_avx2_kernel, pools_out_of_order, pools_to_means, values_behind
-from ..rules.tables.groups import SOFTMAX
+from ..rules.shapes import BLOCK, has_avx2_kernel, is_slow_sum, pools_out_of_order, pools_to_means, values_behind
+from ..rules.tables.groups import SOFTMAX, SUMS
 from . import channels_last, native_attention, native_recurrent
 from .activations import HARD_SWISH
 from .context import Context
@@ -165,11 +165,8 @@ def _rows(node: Node, data: Sequence[int]) -> int:
 
 
 def _is_slow_sum(node: Node, consumers: Consumers) -> bool:
-    """Tell whether values are added up along one axis, with some behind it."""
-    axes = [each for each in node.attrs.get("axis", "None").strip("()[]").split(",") if each.strip()]
-    if len(axes) != 1 or axes[0].strip() == "None" or is_set(node.attrs, "exclude"):
-        return False
-    return values_behind(node.inputs[0].shape or (), int(axes[0])) >= _NARROW
+    """Tell whether all values are added up, which one thread does, or those along one axis, with some behind it."""
+    return is_slow_sum(node.attrs, node.inputs[0].shape or ())
 
 
 def _drops_values(node: Node, consumers: Consumers) -> bool:
@@ -253,7 +250,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     **dict.fromkeys(_PRODUCTS, Replacement(
         _SCALE_ROWS, (FLOAT32,), 16384, work=_results, follows=_scales_rows,
         rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))),
-    "sum": Replacement("_gluon_amp_sum", (FLOAT32,), 16384, _is_slow_sum),
+    **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32,), 16384, _is_slow_sum) for op in SUMS},
     "Pooling": Replacement("_gluon_amp_pooling", (FLOAT32,), 16384, _pools_windows, gains=_is_slow_pooling),
     "_contrib_BilinearResize2D": Replacement("_gluon_amp_resize", (FLOAT32,), 16384, _is_plain_resize, work=_results,
                                              rule=Rule(NEUTRAL, note="native bfloat16 kernel")),

@@ -181,3 +181,9 @@ def _is_padded_little(attrs: Mapping[str, str], width: int) -> bool:
 def values_behind(shape: Sequence[int], axis: int) -> int:
     """Return how many values of a tensor lie behind one along an axis: 1 for the last one."""
     return prod(shape[axis % len(shape) + 1:]) if shape else 1
+
+
+def is_slow_sum(attrs: Attrs, shape: Sequence[int]) -> bool:
+    """Tell whether MXNet's sum or mean is of all values, for which it has one thread, or out of order in memory."""
+    axes = integers(attrs, "axis")
+    return not is_set(attrs, "exclude") and (not axes or (len(axes) == 1 and values_behind(shape, axes[0]) >= BLOCK))

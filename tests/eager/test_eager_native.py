@@ -54,6 +54,31 @@ def test_values_and_gradients_are_mxnets(grad_req, served):
     assert all(served)
 
 
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize(("attrs", "runs"), [
+    ({}, True), ({"axis": None, "keepdims": True}, True), ({"axis": ()}, True), ({"axis": 0}, True),
+    ({"axis": (-2,)}, True), ({"axis": 0, "keepdims": True}, True), ({"axis": 1}, False), ({"axis": (0, 1)}, False),
+    ({"axis": 1, "exclude": True}, False)])
+def test_sums_and_means_of_all_values_or_out_of_order(op, attrs, runs, served):
+    data, call = normal(*LARGE), getattr(nd, op)
+
+    def results(grad_req):
+        data.attach_grad(grad_req)
+        for _ in range(2):
+            with autograd.record():
+                out = call(data, **attrs)
+            out.backward(nd.arange(out.size).reshape(out.shape) - 3)
+        return out.asnumpy(), data.grad.asnumpy()
+
+    value, grad = results("write")  # MXNet adds a mean's gradient wrongly
+    amp.init("float32")
+    found, received = results("add" if runs else "write")
+    assert found.shape == value.shape
+    assert_close(found, value, 2e-6)
+    assert_close(received, 2 * grad if runs else grad, 2e-6)
+    assert served == [runs] * 2
+
+
 def test_a_gradient_is_added_behind_a_sum(served):
     """MXNet hands the gradient of a sum to its inputs as it is: the last operator before it adds it to theirs."""
     x, constant = normal(*LARGE), normal(*LARGE, seed=1)

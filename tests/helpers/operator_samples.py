@@ -801,8 +801,10 @@ def _native_updates() -> Iterator[Sample]:
 
 def _native_fp32() -> Iterator[Sample]:
     """Yield what runs in FP32 only."""
-    for data, axis in ((fixed(2, 3, 6, 8), 1), (fixed(300, 17), 0), (fixed(4, 2, 16, 12, 12), -4)):
-        yield sample("_gluon_amp_sum", data, axis=axis, note=_shape_of(data), reference="sum")
+    for op in ("sum", "mean"):
+        for data, axis in ((fixed(2, 3, 6, 8), 1), (fixed(300, 17), 0), (fixed(4, 2, 16, 12, 12), -4),
+                           (fixed(300, 17), None), (fixed(3, 257, 129), ())):
+            yield sample(f"_gluon_amp_{op}", data, axis=axis, note=f"{_shape_of(data)} {axis}", reference=op)
     for data in (fixed(2, 16, 6, 8), fixed(3, 5, 7, 33), fixed(4, 24, 40, 40)):
         note, reference = _shape_of(data), "Pooling"
         yield sample("_gluon_amp_pooling", data, global_pool=True, pool_type="avg", kernel=(1, 1), note=note,

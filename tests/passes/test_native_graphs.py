@@ -105,6 +105,11 @@ CLIP = "limit: _gluon_amp_clip(x) -> float32"
 
 for name, wanted, make, settings in [
         ("clip", CLIP, lambda: limited(variable("x", BIG)), {}),
+        *((f"{kind} over {attrs}", f"total: {'_gluon_amp_' * runs}{kind}(x) -> float32",
+           lambda kind=kind, attrs=attrs: op(kind, "total", variable("x", (256, 512)), shape=(1,), **attrs), {})
+          for kind in ("sum", "mean")
+          for attrs, runs in (({}, 1), ({"axis": "()"}, 1), ({"axis": "(0,)"}, 1), ({"axis": "1"}, 0),
+                              ({"axis": "(0, 1)"}, 0), ({"axis": "1", "exclude": "True"}, 0))),
         ("few values", "limit: clip(x) -> float32", lambda: limited(variable("x", (9,)), (9,)), {}),
         ("the pass is off", "limit: clip(x) -> float32", lambda: limited(variable("x", BIG)),
          {"disabled_passes": frozenset({"native_operators"})}),
