@@ -147,7 +147,7 @@ class GluonAmp:
         return scaled
 
     def convert(self, net: Any, example: Sequence[Any]) -> Any:
-        int8 = {"calib_data": [list(example)], "progress": False, "max_error": 1e9} if self.wanted == "int8" else {}
+        int8 = {"calib_data": [list(example)], "max_error": 1e9} if self.wanted == "int8" else {}
         try:
             made = self.amp.convert_hybrid_block(net, self.wanted, data_example=list(example),
                                                  disable_passes=self.disable_passes, **int8)

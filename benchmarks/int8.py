@@ -80,9 +80,9 @@ def conversions(net: Any, known: Images, budget: float) -> dict[str, Callable[[]
     data = [pair[0] for pair in known.batches()]
     return {"FP32": lambda: amp.convert_hybrid_block(net, "float32"),
             "converted": lambda: amp.convert_hybrid_block(net),
-            "INT8": lambda: amp.convert_hybrid_block(net, "int8", calib_data=data, dtypes=["int8"], progress=False),
+            "INT8": lambda: amp.convert_hybrid_block(net, "int8", calib_data=data, dtypes=["int8"]),
             f"INT8, {budget:.1%} points": lambda: amp.convert_hybrid_block(
-                net, calib_data=data, metric=lambda each: accuracy(each, known), budget=budget, progress=False)}
+                net, calib_data=data, metric=lambda each: accuracy(each, known), budget=budget)}
 
 
 def measure(name: str, args: Any) -> list[dict[str, Any]]:

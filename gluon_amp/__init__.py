@@ -24,8 +24,8 @@ from ._mxnet import numpy_2 as _numpy_2
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
 from .compat.grad_scaler import GradScaler
 from .compat.opt_level import initialize
-from .compat.stand_in import install, uninstall
-from .compat.views import (
+from .compat.stand_in import (
+    install,
     list_conditional_fp32_ops,
     list_fp32_ops,
     list_loss_output_functions,
@@ -33,6 +33,7 @@ from .compat.views import (
     list_lp16_ops,
     list_lp16_use_fp32_params,
     list_widest_type_cast,
+    uninstall,
 )
 from .convert import (
     Calibration,
@@ -45,7 +46,6 @@ from .convert import (
 )
 from .debug.compare import compare
 from .debug.explain import explain
-from .debug.monitor import DriftMonitor
 from .debug.overflow import trace_overflow
 from .debug.report import report
 from .debug.search import search_exclusions
@@ -77,7 +77,7 @@ _machine.settle(_run_onednn_operator)
 __version__ = "0.1.0"
 
 __all__ = [
-    "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "ConversionOptions", "DTypeError", "DriftMonitor",
+    "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "ConversionOptions", "DTypeError",
     "DynamicLossScaler", "GradScaler", "GraphError", "LossScaler", "OnnxExport", "Policy", "PolicyError",
     "StateError", "StaticLossScaler", "active_dtype", "autocast", "calibrate",
     "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block", "convert_model",

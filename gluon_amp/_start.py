@@ -10,11 +10,10 @@ import importlib.util
 import logging
 import re
 import signal
-import struct
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 logger = logging.getLogger(__name__)
 
@@ -49,17 +48,14 @@ CUDA_PACKAGES = {
     "libnccl.so.2": "nvidia-nccl-cu11>=2.13,<3",
     "libcudnn.so.8": "nvidia-cudnn-cu11>=8.5,<9",
 }
-# Libraries that others open by name at their first use, which finds only libraries that are loaded already or on the
-# system's search path.
-OPENED_BY_NAME = {
-    "libnvrtc.so.11.2": ("libnvrtc-builtins.so.11.*",),
-    "libcudnn.so.8": tuple(f"libcudnn_{part}_{use}.so.8" for part in ("ops", "cnn", "adv")
-                           for use in ("infer", "train")),
-}
+# All that is loaded, each behind the libraries that it needs. Others open some of them by name at their first use: that
+# finds only libraries that are loaded already or on the system's search path.
+CUDA_LIBRARIES = (
+    "libcudart.so.11.0", "libnvrtc-builtins.so.11.*", "libnvrtc.so.11.2", "libnvToolsExt.so.1", "libcublasLt.so.11",
+    "libcublas.so.11", "libcufft.so.10", "libcurand.so.10", "libcusolver.so.11", "libnccl.so.2",
+    "libcudnn_ops_infer.so.8", "libcudnn_cnn_infer.so.8", "libcudnn_adv_infer.so.8", "libcudnn_ops_train.so.8",
+    "libcudnn_cnn_train.so.8", "libcudnn_adv_train.so.8", "libcudnn.so.8")
 DRIVER = "libcuda.so.1"
-# Kinds of segments, and of entries in the dynamic one, of an ELF file.
-_PT_LOAD, _PT_DYNAMIC = 1, 2
-_DT_NEEDED, _DT_STRTAB, _DT_STRSZ = 1, 5, 10
 NO_DRIVER = (
     "MXNet's CUDA build needs the library of NVIDIA's driver, {driver}, even on the CPU: {error}.\n"
     "On a machine with a GPU install NVIDIA's driver; start a container with `docker run --gpus all`. Without a GPU, "
@@ -89,11 +85,8 @@ def prepare() -> None:
     check_mxnet(mxnet_version())
     check_distutils()
     add_numpy_aliases(importlib.import_module("numpy"))
-    library = None if "mxnet" in sys.modules else mxnet_file("libmxnet.so")
-    if library is not None:
-        needed = needed_libraries(library)
-        if DRIVER in needed:
-            load_cuda(needed, sys.path)
+    if "mxnet" not in sys.modules and any(True for root in sys.path for _ in Path(root).glob("mxnet_cu*.dist-info")):
+        load_cuda(sys.path)
 
 
 def check_python(version: Tuple[int, ...]) -> None:
@@ -205,73 +198,28 @@ def _gone(name: str) -> Callable[..., Any]:
     return function
 
 
-def needed_libraries(library: Path) -> List[str]:
-    """Return the libraries that a 64-bit ELF file says it needs (``readelf -d``); none for other files."""
-    with open(library, "rb") as file:
-        segments = elf_segments(file)
-        dynamic = next((segment for segment in segments if segment[0] == _PT_DYNAMIC), None)
-        if dynamic is None:
-            return []
-        file.seek(dynamic[2])
-        entries = list(struct.iter_unpack("<qQ", file.read(dynamic[5] // 16 * 16)))
-        strings = dict(entries)[_DT_STRTAB]
-        within = next(each for each in segments if each[0] == _PT_LOAD and each[3] <= strings < each[3] + each[5])
-        file.seek(strings - within[3] + within[2])
-        names = file.read(dict(entries)[_DT_STRSZ])
-    return [names[value:names.index(b"\0", value)].decode() for tag, value in entries if tag == _DT_NEEDED]
-
-
-def elf_segments(file: BinaryIO) -> List[Tuple[int, ...]]:
-    """Return the segments of a 64-bit ELF file: kind, flags, offset, two addresses, length; none of other files."""
-    header = file.read(64)
-    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
-        return []
-    start, size, count = struct.unpack_from("<32xQ14xHH", header)
-    file.seek(start)
-    table = file.read(size * count)
-    return [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
-
-
-def load_cuda(needed: Iterable[str], roots: Iterable[str],
+def load_cuda(roots: Iterable[str],
               load: Callable[[str], object] = lambda path: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)) -> List[Path]:
     """Load the libraries that a CUDA build of MXNet needs from the nvidia-*-cu11 packages: it needs no system CUDA."""
     # What no package provides is left for the system's CUDA to serve.
-    needed = list(needed)
-    if DRIVER in needed:
-        try:
-            load(DRIVER)
-        except OSError as error:
-            raise ImportError(NO_DRIVER.format(driver=DRIVER, error=error, builds=_builds())) from error
+    try:
+        load(DRIVER)
+    except OSError as error:
+        raise ImportError(NO_DRIVER.format(driver=DRIVER, error=error, builds=_builds())) from error
     directories = cuda_directories(roots)
     loaded: List[Path] = []
-    for name in needed:
-        if name in CUDA_PACKAGES:
-            _load_library(name, directories, load, loaded)
+    for name in CUDA_LIBRARIES:
+        path = _first_match(directories, name)
+        if path is not None and _try_to_load(path, load):
+            loaded.append(path)
+        elif path is None and name in CUDA_PACKAGES:
+            _expect_on_system(name, load)
     return loaded
 
 
 def cuda_directories(roots: Iterable[str]) -> List[Path]:
     """Return the directories of libraries of the nvidia-* packages."""
     return [path for root in roots for path in sorted(Path(root).glob("nvidia/*/lib"))]
-
-
-def _load_library(name: str, directories: List[Path], load: Callable[[str], object], loaded: List[Path]) -> None:
-    """Load a library of a package after the libraries that it needs; add them to ``loaded``."""
-    path = _first_match(directories, name)
-    if path is None:
-        if name in CUDA_PACKAGES:
-            _expect_on_system(name, load)
-        return
-    if path in loaded:
-        return
-    for other in needed_libraries(path):
-        _load_library(other, directories, load, loaded)
-    for pattern in OPENED_BY_NAME.get(name, ()):
-        part = _first_match(directories, pattern)
-        if part is not None:
-            _load_library(part.name, directories, load, loaded)
-    if path not in loaded and _try_to_load(path, load):
-        loaded.append(path)
 
 
 def _expect_on_system(name: str, load: Callable[[str], object]) -> None:

@@ -45,6 +45,7 @@ _ANSWERS: Mapping[str, str] = {
     "bfloat16": "the name of the type, 'bfloat16'", "float16": "the name of the type, 'float16'",
     "float32": "the name of the type, 'float32'", "tune": _TUNING, "Tuning": _TUNING,
     "advise": "print(amp.report(net, data, time=True).summary)",
+    "DriftMonitor": "amp.get_loss_scaler(trainer) and read its loss_scale and num_skipped every few steps",
     "preflight": "print(amp.report(net, data, ranges=True).summary)",
     "suggest_scale": "print(amp.report(net, data, train=True, ranges=True, loss=loss).summary), or "
                      "amp.init_trainer(trainer), which finds a loss scale as it goes",
@@ -72,21 +73,4 @@ def answers(**texts: str) -> Callable[[Function], Function]:
                 raise TypeError(f"amp.{called} has no argument {foreign!r}: {texts[foreign]}")
             return function(*args, **kwargs)
         return checked  # type: ignore[return-value]
-    return decorate
-
-
-def also(**names: str) -> Callable[[Function], Function]:
-    """Let arguments be given by another name, too: ``also(dtype='target_dtype')``."""
-    def decorate(function: Function) -> Function:
-        called = function.__qualname__.split(".")[0]
-
-        @functools.wraps(function)
-        def renamed(*args: Any, **kwargs: Any) -> Any:
-            for other in names.keys() & kwargs.keys():
-                if names[other] in kwargs:
-                    raise TypeError(f"amp.{called}: expected {names[other]} or {other}, which mean the same, received "
-                                    "both")
-                kwargs[names[other]] = kwargs.pop(other)
-            return function(*args, **kwargs)
-        return renamed  # type: ignore[return-value]
     return decorate

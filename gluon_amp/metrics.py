@@ -75,8 +75,8 @@ def allowed(max_error: Any, metric: Any, budget: Any) -> float | None:
     if (metric is None) != (budget is None):
         raise PolicyError("metric and budget belong together: expected what measures a network, and how much worse "
                           "than in FP32 it may be")
-    if metric is not None and not callable(metric) and not (isinstance(metric, (tuple, list)) and len(metric) == 2):
-        raise PolicyError(expected("a function of the network, or a metric of MXNet's with data", "metric", metric))
+    if metric is not None and not callable(metric):
+        raise PolicyError(expected("a function of the network", "metric", metric))
     name, value = ("budget", budget) if max_error is None else ("max_error", max_error)
     if value is not None and not (checks.is_number(value) and 0 <= value < math.inf):
         raise PolicyError(expected("a number, 0 or above", name, value))
@@ -84,33 +84,12 @@ def allowed(max_error: Any, metric: Any, budget: Any) -> float | None:
 
 
 def measured(metric: Any, net: Any) -> float:
-    """Return the number that a metric gives for a network: a function of it, or a metric of MXNet's and a loader.
-
-    The loader is a DataLoader, or another iterable of data and labels, or a DataIter, whose padding does not count.
-    """
-    given = value = _judged(metric, net)
-    if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], str):
-        value = value[1]  # as EvalMetric.get gives it, behind its name
+    """Return the number that a metric, a function, gives for a network."""
+    value = given = metric(net)
     if hasattr(value, "asnumpy"):
         value = value.asnumpy()
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     if not isinstance(value, (Real, np.bool_)):
-        raise PolicyError(expected("a number, an array of one, or a name and a number", "the result of metric", given))
+        raise PolicyError(expected("a number, or an array of one", "the result of metric", given))
     return float(value)
-
-
-def _judged(metric: Any, net: Any) -> Any:
-    if not isinstance(metric, (tuple, list)):
-        return metric(net)
-    judge, loader = metric
-    judge.reset()
-    if hasattr(loader, "reset"):
-        loader.reset()
-    for batch in loader:
-        data, labels = (batch.data, batch.label) if hasattr(batch, "label") else (batch[:1], batch[1:])
-        count = len(data[0]) - (getattr(batch, "pad", 0) or 0)  # samples that fill the last batch do not count
-        found = net(*data)
-        judge.update(*([each[:count] for each in given] for given in
-                       (labels, found if isinstance(found, (list, tuple)) else [found])))
-    return judge.get()

@@ -106,17 +106,6 @@ class TestLosses:
                 amp.scale_loss(mx.nd.ones(1), []):
             pass
 
-    @pytest.mark.parametrize("use", [lambda loss: loss.backward(), autograd.backward, lambda loss: loss * 2, list,
-                                     lambda loss: loss[0]],
-                             ids=["method", "function", "product", "list", "item"])
-    def test_a_call_without_with_says_so(self, use):
-        amp.init()
-        _, trainer = make()
-        amp.init_trainer(trainer)
-        with pytest.raises((TypeError, AttributeError), match=r"with amp\.scale_loss\(loss, trainer\) as scaled_loss:"):
-            use(amp.scale_loss(mx.nd.ones(1), trainer))
-        assert trainer._amp_loss_scaler.state == "READY"
-
 
 class TestArguments:
     def test_the_errors_name_the_argument(self):

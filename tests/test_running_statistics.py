@@ -56,7 +56,7 @@ def test_symbols_are_converted_with_those_of_the_last_step():
 
 def test_tools_put_back_those_of_the_last_step():
     net, data = trained()
-    amp.compare(net, data, dtype="float16")
+    amp.compare(net, data, target_dtype="float16")
     found = statistics(net)
     expected = statistics(trained()[0])
     assert all((one == other).all() for one, other in zip(expected, found))

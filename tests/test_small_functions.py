@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mxnet.gluon import nn
 
-from gluon_amp import _machine, aliases, checks, errors, progress
+from gluon_amp import _machine, aliases, checks, errors
 from gluon_amp._mxnet.blocks import block_tree
 from gluon_amp._mxnet.invoke import invoke, parameters_of
 from gluon_amp.cli.files import data_shape
@@ -125,21 +125,6 @@ def test_levels():
     assert as_bool("enabled", "False") is False
     policy = Policy("bfloat16")
     assert [each.decide("softmax", {}).rule for each in (policy, cast_network(policy))] == ["FP32", "WIDEST"]
-
-
-def test_progress_without_a_terminal_is_a_line_at_a_time(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "_SECONDS", 0.0)
-    with progress.progress_bar(desc="search", unit="run", shown=True) as bar:
-        for _ in range(2):
-            bar.update()
-    lines = capsys.readouterr().err.split("\n")
-    assert [line.split(" [")[0] for line in lines[-4:]] == ["search: 1run", "search: 2run", "search: 2run", ""]
-    assert not any("\r" in line for line in lines)
-
-
-def test_what_takes_less_than_a_minute_prints_no_progress(capsys):
-    list(progress.progress_bar(range(3), desc="search", unit="run", shown=True))
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("asked", "hint"), [

@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import types
@@ -271,31 +270,23 @@ class TestNumPyAliases:
             assert numpy.zeros(1, dtype=numpy.float).dtype == numpy.float64
 
 
-NEEDS = {
-    "libcudnn.so.8": ["libc.so.6"],
-    "libcudnn_cnn_infer.so.8": ["libcudnn_ops_infer.so.8"],
-    "libcusolver.so.11": ["libcublas.so.11", "libcublasLt.so.11"],
-    "libcublas.so.11": ["libcublasLt.so.11"],
-}
-PARTS = ("libcublasLt.so.11", "libnvrtc-builtins.so.11.8", *_start.OPENED_BY_NAME["libcudnn.so.8"])
+PARTS = [name.replace("*", "8") for name in _start.CUDA_LIBRARIES if name not in _start.CUDA_PACKAGES]
 
 
 class TestCudaLibraries:
     @pytest.fixture
-    def roots(self, tmp_path, monkeypatch):
-        """Return roots: all libraries are spread over the last; what they need is in NEEDS."""
+    def roots(self, tmp_path):
+        """Return roots: all libraries are spread over the last."""
         for number, name in enumerate((*_start.CUDA_PACKAGES, *PARTS)):
             folder = tmp_path / "second" / "nvidia" / f"part{99 - number}" / "lib"
             folder.mkdir(parents=True)
             (folder / name).touch()
         (tmp_path / "first" / "nvidia" / "cudnn" / "lib").mkdir(parents=True)
-        monkeypatch.setattr(_start, "needed_libraries", lambda path: NEEDS.get(path.name, []))
         return [str(tmp_path / "first"), str(tmp_path / "absent"), str(tmp_path / "second")]
 
     def test_loaded_after_what_they_need(self, roots):
         paths = []
-        needed = ["libc.so.6", "libcuda.so.1", *reversed(list(_start.CUDA_PACKAGES))]
-        loaded = _start.load_cuda(needed, roots, paths.append)
+        loaded = _start.load_cuda(roots, paths.append)
         assert paths[0] == "libcuda.so.1"
         assert [str(path) for path in loaded] == paths[1:]
         names = [path.name for path in loaded]
@@ -305,15 +296,11 @@ class TestCudaLibraries:
         assert order["libcublasLt.so.11"] < order["libcublas.so.11"] < order["libcusolver.so.11"]
         assert order["libcudnn_ops_infer.so.8"] < order["libcudnn_cnn_infer.so.8"] < order["libcudnn.so.8"]
 
-    def test_what_the_library_does_not_need_is_left_alone(self, roots):
-        loaded = _start.load_cuda(["libcufft.so.10", "libgomp.so.1"], roots, lambda path: None)
-        assert [path.name for path in loaded] == ["libcufft.so.10"]
-
     def test_every_package_is_in_the_extra(self):
         extra = (REPOSITORY / "pyproject.toml").read_text().split("cu112 = [")[1].split("]")[0]
         assert [name for name in _start.CUDA_PACKAGES.values() if f'"{name}"' not in extra] == []
 
-    @pytest.mark.parametrize("extra", ["debug", "tutorial", "bench"])
+    @pytest.mark.parametrize("extra", ["tutorial", "bench"])
     def test_matplotlib_leaves_the_numpy_that_mxnet_is_imported_with(self, extra):
         listed = (REPOSITORY / "pyproject.toml").read_text().split(f"{extra} = [")[1].split("]")[0]
         assert '"matplotlib"' in listed
@@ -324,24 +311,24 @@ class TestCudaLibraries:
             if "cufft" in path:
                 raise OSError("file too short")
 
-        loaded = _start.load_cuda(_start.CUDA_PACKAGES, roots, load)
+        loaded = _start.load_cuda(roots, load)
         assert len(loaded) == len(_start.CUDA_PACKAGES) + len(PARTS) - 1
         assert "libcufft.so.10" in caplog.text
         assert "file too short" in caplog.text
 
     def test_the_system_serves_what_no_package_provides(self, tmp_path):
         asked = []
-        assert _start.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], asked.append) == []
-        assert asked == ["libnvToolsExt.so.1"]
+        assert _start.load_cuda([str(tmp_path)], asked.append) == []
+        assert asked == ["libcuda.so.1", *(name for name in _start.CUDA_LIBRARIES if name in _start.CUDA_PACKAGES)]
 
     def test_what_is_nowhere_is_named_with_its_package(self, tmp_path):
         with pytest.raises(ImportError, match=r"needs libnvToolsExt\.so\.1, which neither") as caught:
-            _start.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], self.refuse)
+            _start.load_cuda([str(tmp_path)], lambda name: self.refuse(name) if "nvTools" in name else None)
         assert 'python -m pip install "nvidia-nvtx-cu11>=11.7,<12"' in str(caught.value)
 
     def test_no_driver(self):
         with pytest.raises(ImportError, match=r"NVIDIA's driver, libcuda\.so\.1") as caught:
-            _start.load_cuda(["libcuda.so.1"], [], self.refuse)
+            _start.load_cuda([], self.refuse)
         for way_out in ("install NVIDIA's driver", "--gpus all", "pip uninstall -y mxnet",
                         "pip install mxnet==1.9.1"):
             assert way_out in str(caught.value)
@@ -352,36 +339,18 @@ class TestCudaLibraries:
     def test_the_loader_makes_symbols_global(self, monkeypatch, roots):
         calls = []
         monkeypatch.setattr(_start.ctypes, "CDLL", lambda path, mode: calls.append((Path(path).name, mode)))
-        _start.load_cuda(["libcufft.so.10"], roots)
-        assert calls == [("libcufft.so.10", _start.ctypes.RTLD_GLOBAL)]
+        _start.load_cuda(roots)
+        assert ("libcufft.so.10", _start.ctypes.RTLD_GLOBAL) in calls
 
     @pytest.mark.parametrize("needs_cuda", [False, True])
-    def test_only_for_cuda_builds(self, needs_cuda, monkeypatch):
+    def test_only_for_cuda_builds(self, needs_cuda, monkeypatch, tmp_path):
         loaded = []
-        needed = ["libc.so.6", *(["libcuda.so.1"] if needs_cuda else [])]
+        (tmp_path / f"mxnet{'_cu112' * needs_cuda}-1.9.1.dist-info").mkdir()
         monkeypatch.delitem(sys.modules, "mxnet", raising=False)
-        monkeypatch.setattr(_start, "needed_libraries", lambda path: needed)
-        monkeypatch.setattr(_start, "load_cuda", lambda *arguments: loaded.append(arguments))
+        monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+        monkeypatch.setattr(_start, "load_cuda", loaded.append)
         _start.prepare()
-        assert loaded == ([(needed, sys.path)] if needs_cuda else [])
-
-
-class TestNeededLibraries:
-    def test_of_libmxnet(self):
-        library = _start.mxnet_file("libmxnet.so")
-        readelf = shutil.which("readelf")
-        if library is None or readelf is None:
-            pytest.skip("needs libmxnet.so and readelf, to compare with")
-        told = subprocess.run([readelf, "-d", str(library)], capture_output=True, text=True, check=True).stdout
-        expected = [line.split("[")[1].rstrip("]") for line in told.splitlines() if "(NEEDED)" in line]
-        assert _start.needed_libraries(library) == expected
-        assert expected
-
-    def test_of_other_files(self, tmp_path):
-        for number, content in enumerate((b"", b"not a library", b"\x7fELF\x01\x01" + bytes(100))):
-            file = tmp_path / str(number)
-            file.write_bytes(content)
-            assert _start.needed_libraries(file) == []
+        assert loaded == ([sys.path] if needs_cuda else [])
 
 
 class TestPrepareInAnotherProcess:

@@ -36,7 +36,7 @@ def flat(value):
     return [each for item in value for each in flat(item)] if isinstance(value, (list, tuple)) else [value.asnumpy()]
 
 wanted = flat(net(x))
-fast = amp.convert_hybrid_block(net, "int8", calib_data=x, dtypes=["int8"], data_example=x, progress=False)
+fast = amp.convert_hybrid_block(net, "int8", calib_data=x, dtypes=["int8"], data_example=x)
 found = flat(fast(x))
 record = fast.conversion
 print(json.dumps({"finite": [bool(np.isfinite(each).all()) for each in wanted],

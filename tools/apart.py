@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
@@ -64,7 +65,7 @@ def _start_server() -> None:
     os.environ.update(OMP_NUM_THREADS="1", MXNET_SUBGRAPH_VERBOSE="0",
                       PYTHONPATH=os.pathsep.join([*FOLDERS, before.get("PYTHONPATH", "")]))
     try:
-        _CONTEXT.set_forkserver_preload(["gluon_amp", "audit", "fuzz"])  # what cannot be imported is left out
+        _CONTEXT.set_forkserver_preload(["gluon_amp", "fuzz"])  # what cannot be imported is left out
         forkserver.ensure_running()
     finally:
         os.environ.clear()
@@ -92,6 +93,14 @@ def _end(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     return TIMED_OUT if -code == signal.SIGXCPU else signal.Signals(-code).name
+
+
+def message_of(error: Exception) -> str:
+    """Return the line of an engine's message that says what is wrong, without paths and addresses."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("Traceback", "Stack trace", "File ", "[bt]"))]
+    telling = [line for line in lines if re.search("Error in operator|Check failed|could not", line)]
+    return re.sub(r"0x[0-9a-f]+", "0x...", (telling or lines or [repr(error)])[-1].split("src/")[-1])[:240]
 
 
 @contextmanager

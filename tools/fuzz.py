@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from unittest import mock
 
-from apart import NORMALLY, apart, native_at_every_size  # isort: skip  finds the package
+from apart import NORMALLY, apart, message_of, native_at_every_size  # isort: skip  finds the package
 import gluon_amp as amp  # isort: skip  before MXNet
 import hypothesis
 import mxnet as mx
 import numpy as np
-from audit import message_of
 from fuzz_programs import (  # noqa: F401  Row: for --case
     INPUTS,
     KINDS,
@@ -471,7 +470,7 @@ def check_int8(case: Case) -> None:
     expected = stock_outputs(case)
     with stock_alone():
         outputs(_stock(case, "hybridized"), data(case))  # MXNet cannot make graphs of all
-    made = _quietly(amp.convert_hybrid_block, network(case), case.dtype, calib_data=[data(case)], progress=False,
+    made = _quietly(amp.convert_hybrid_block, network(case), case.dtype, calib_data=[data(case)],
                     exclude=program_of(case).excluded or None, data_example=data(case))
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):

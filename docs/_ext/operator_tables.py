@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 from sphinx.domains import Domain, ObjType
 
 from gluon_amp._mxnet.invoke import registered_operators
-from gluon_amp.compat.views import INPUT_NAMES
+from gluon_amp.compat.stand_in import INPUT_NAMES
 from gluon_amp.rules import LOWER, Rule
 from gluon_amp.rules.tables import table
 

@@ -114,7 +114,8 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("precision, handed through to amp.initialize")
     group.add_argument("--opt-level", type=str.upper, choices=("O0", "O1", "O2", "O3"), default="O1",
                        help="(default: %(default)s)")
-    group.add_argument("--keep-batchnorm-fp32", type=str.capitalize, choices=("True", "False"), help="for O2 and O3")
+    group.add_argument("--keep-batchnorm-fp32", type=str.capitalize, choices=("True", "False"),
+                       help="for O2, in which it is True in any case")
     group.add_argument("--loss-scale", type=_loss_scale, metavar="SCALE", help="a number above 0, or dynamic")
 
 

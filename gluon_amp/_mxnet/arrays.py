@@ -100,21 +100,11 @@ def cast_arrays(value: Any, dtype: str) -> Any:
     """Cast FP32 and low-precision arrays to a type; other values pass."""
     def cast(array: NDArray) -> NDArray:
         name = dtype_name(array.dtype)
-        return array if name == dtype or name not in FLOATS else _amp_cast(array, dtype)
+        if name == dtype or name not in FLOATS:
+            return array
+        return run_operator(mx.ndarray.register._imperative_invoke, "amp_cast", [array], {"dtype": dtype},
+                            is_np_op=isinstance(array, mx.np.ndarray))
     return map_arrays(cast, value)
-
-
-def round_in_place(array: NDArray, dtype: str) -> None:
-    """Round an FP32 array's values through a low-precision type; arrays of other types, and sparse ones, pass."""
-    if dtype_name(array.dtype) == FLOAT32 and not isinstance(array, BaseSparseNDArray) and array.size:
-        # Behind an elementwise operator a grouped convolution's weight is in a layout that amp_cast can read.
-        plain = array * 1.0 if array.ndim > 2 else array
-        _amp_cast(_amp_cast(plain, dtype), FLOAT32, out=array)
-
-
-def _amp_cast(array: NDArray, dtype: str, out: NDArray | None = None) -> NDArray:
-    is_np = isinstance(array, mx.np.ndarray)
-    return run_operator(mx.ndarray.register._imperative_invoke, "amp_cast", [array], {"dtype": dtype}, out, is_np)
 
 
 # From this size on MXNet copies arrays in several threads (MXNET_CPU_PARALLEL_SIZE). Where Python's own thread does so,

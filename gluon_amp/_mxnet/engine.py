@@ -17,11 +17,11 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.executor import Executor
 from mxnet.ndarray import NDArray
 
-from ..dtypes import FLOAT32
+from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import has_control_flow
 from .arrays import cast_arrays
 from .invoke import Callback, UpstreamCachedOp, array_at, zeros_for
-from .symbols import to_graph
+from .symbols import dtype_name, to_graph
 
 _NAME = b"WaitForVar"  # which the engine gives to its own waiting
 
@@ -93,6 +93,18 @@ def waiting(hook: Callable[..., None]) -> Callable[..., None]:
     def report(*told: Any) -> None:
         wait_for(ctypes.cast(told[-1], NDArrayHandle))
         hook(*told)
+    return report
+
+
+def readable(hook: Callable[..., None]) -> Callable[..., None]:
+    """Hand arrays in bfloat16, which NumPy cannot read, to a hook of a user's as FP32 ones."""
+    def report(*told: Any) -> None:
+        array = array_at(told[-1])  # frees the handle when it goes
+        if dtype_name(array.dtype) == BFLOAT16:
+            with autograd.pause():
+                array = cast_arrays(array, FLOAT32)
+        handle, array.handle = array.handle, NDArrayHandle()
+        hook(*told[:-1], handle.value)
     return report
 
 

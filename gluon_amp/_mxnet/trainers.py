@@ -301,11 +301,6 @@ def master_arrays(trainer: gluon.Trainer) -> Iterator[NDArray]:
         yield parameter.list_data()[0] if state is None else state[-1 if last else 0]
 
 
-def parameters(trainer: gluon.Trainer) -> list[gluon.Parameter]:
-    """Return the parameters that a trainer updates."""
-    return list(trainer._params)
-
-
 def ids_of_arrays(trainer: gluon.Trainer) -> frozenset[int]:
     """Return the ids of the parameters' arrays on all devices."""
     return frozenset(id(array) for parameter in trainer._params for array in parameter._data or ())
@@ -314,21 +309,6 @@ def ids_of_arrays(trainer: gluon.Trainer) -> frozenset[int]:
 def is_initialized(parameter: gluon.Parameter) -> bool:
     """Tell whether a parameter has values."""
     return parameter._data is not None
-
-
-def optimizer_arrays(trainer: gluon.Trainer, of: Iterable[gluon.Parameter]) -> Iterator[NDArray]:
-    """Yield the optimizer's arrays for some of the parameters, on every context."""
-    indices = [trainer._param2idx[parameter.name] for parameter in of]
-    for updater in trainer._updaters:
-        yield from _arrays_in([updater.states.get(index) for index in indices])
-
-
-def _arrays_in(state: Any) -> Iterator[NDArray]:
-    if isinstance(state, (list, tuple)):
-        for item in state:
-            yield from _arrays_in(item)
-    elif isinstance(state, NDArray):
-        yield state
 
 
 def optimizer_states(trainer: gluon.Trainer) -> tuple[dict[int, Any], Optimizer]:

@@ -14,7 +14,6 @@ import mxnet as mx
 
 from ..errors import AmpError
 from . import check, files, run
-from .words import complain
 
 __all__ = ["main", "parser"]
 
@@ -55,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in _GONE:
-        complain(f"gluon-amp {words[0]} is gone: {_GONE[words[0]]}")
+        print(f"gluon-amp {words[0]} is gone: {_GONE[words[0]]}", file=sys.stderr)
         return WRONG_USAGE
     arguments = parser().parse_args(words)
     if arguments.command is None:
@@ -65,11 +64,11 @@ def _run(argv: Sequence[str] | None) -> int:
         with warnings.catch_warnings():
             if not getattr(arguments, "keeps_warnings", False):
                 warnings.simplefilter("always", UserWarning)
-                warnings.showwarning = lambda message, *_, **__: complain(
-                    f"gluon-amp {arguments.command}: warning: {message}")
+                warnings.showwarning = lambda message, *_, **__: print(
+                    f"gluon-amp {arguments.command}: warning: {message}", file=sys.stderr)
             return arguments.run(arguments)
     except KeyboardInterrupt:
-        complain(f"gluon-amp {arguments.command}: interrupted")
+        print(f"gluon-amp {arguments.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         raise
@@ -77,7 +76,7 @@ def _run(argv: Sequence[str] | None) -> int:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
     except (AmpError, ImportError) as error:  # a package that only this command needs
         reason = str(error)
-    complain(f"gluon-amp {arguments.command}: {reason}")
+    print(f"gluon-amp {arguments.command}: {reason}", file=sys.stderr)
     return FAILURE
 
 

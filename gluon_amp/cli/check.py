@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import re
@@ -15,10 +16,11 @@ from .. import _machine, native
 from .._mxnet import gpus
 from ..dtypes import cpu_isa
 from ..errors import AmpError, expected
+from ..files import replacing
 from ..selftest import WRONG, check
 from ..selftest.rates import keep, measure
 from ..state.devices import device_supports, verdict
-from .words import STANDARD_OUTPUT, add_json_argument, filled, write_json
+from .files import filled
 
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
@@ -30,7 +32,7 @@ def declare(command: Callable[..., argparse.ArgumentParser]) -> None:
                         help="cpu, or a GPU, as in gpu(0) (default: %(default)s)")
     parser.add_argument("--measure", action="store_true", help="measure what kernels cost on this CPU, for the choices "
                         "that amp.init() makes: two minutes, on a machine that does nothing else")
-    add_json_argument(parser)
+    parser.add_argument("--json", metavar="FILE", help="write all of it into a file, too, for a report of a problem")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,12 +40,10 @@ def run(args: argparse.Namespace) -> int:
     if args.measure:
         row = measure()
         print(f"bfloat16: {row['gain']} times as fast as FP32. What kernels cost is in {keep(row)}")
-        write_json(row, args.json)
         return 0
 
     def say(name: str, text: str) -> None:
-        if args.json != STANDARD_OUTPUT:
-            print(filled(f"{name:<26}{text}", 26), flush=True)
+        print(filled(f"{name:<26}{text}", 26), flush=True)
 
     device, machine, findings = _device(args.device), environment(), []
     for name, text in machine.items():
@@ -53,8 +53,10 @@ def run(args: argparse.Namespace) -> int:
         say(f"{found.verdict}: {found.name}", found.detail)
     wrong = sum(found["verdict"] == WRONG for found in findings)
     say(str(device), f"{wrong} of {len(findings)} lines are wrong" if wrong else "nothing is wrong")
-    write_json({**machine, "device": str(device), "wrong": wrong, "findings": findings,
-                "libraries": _machine.loaded_libraries()}, args.json)
+    if args.json is not None:
+        with replacing(args.json) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
+            json.dump({**machine, "device": str(device), "wrong": wrong, "findings": findings,
+                       "libraries": _machine.loaded_libraries()}, file, indent=2)
     return 1 if wrong else 0
 
 

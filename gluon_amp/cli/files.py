@@ -4,8 +4,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
+import sys
+import textwrap
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -33,7 +35,6 @@ from ..export.onnx_file import MAX_ERRORS
 from ..passes import list_passes
 from ..session.autocast import autocast
 from ..session.init import deinit, init
-from .words import add_json_argument, complain, filled, write_json
 
 Model = Any  # (Symbol, dict of parameters, dict of auxiliary states)
 
@@ -57,7 +58,6 @@ def declare(command: Callable[..., argparse.ArgumentParser]) -> None:
     add("-o", "--output", metavar="FILE.onnx", required=True, help="the file to write")
     add("--check-data", metavar="PATH", help="an .npz file of arrays named as the inputs, or a folder of such files, "
                                              "to compare with (default: random numbers of --data's shape)")
-    add("--io-dtype", choices=(FLOAT32, FLOAT16), default=FLOAT32, help="of inputs and outputs (default: %(default)s)")
     add("--dynamic-batch", action="store_true", help="let the first dimension have any size")
     add("--max-error", type=float, metavar="E",
         help="the most that outputs may differ from MXNet in FP32 (default: "
@@ -71,7 +71,6 @@ def _add_files(parser: argparse.ArgumentParser, what: str = "the FP32 network", 
     parser.add_argument("--data", metavar="NAME:SHAPE", type=data_shape, action="append", default=[],
                         help="an input and its shape, as in data:1,3,224,224; repeatable")
     parser.add_argument("--dtype", metavar="TYPE", help=types)
-    add_json_argument(parser)
     if excludes:
         parser.add_argument("--exclude", metavar="NAME", action="append", default=[],
                             help="an operator to keep in FP32; may hold wildcards; repeatable")
@@ -91,7 +90,12 @@ def _add_conversion(parser: argparse.ArgumentParser) -> None:
     add("--calib-batches", type=int, metavar="N", help="how many batches of 32 to take (default: all)")
     add("--max-int8-error", type=float, metavar="E", help="the most that outputs may differ from FP32, as in 0.02; the "
                                                           "fastest such network is searched")
-    add("--time-limit", type=float, metavar="SECONDS", help="when the search ends with what it has found")
+
+
+def filled(text: str, indent: int = 0) -> str:
+    """Break a text into lines as wide as the terminal, and no names of files."""
+    return textwrap.fill(text, max(30, shutil.get_terminal_size().columns), subsequent_indent=" " * indent,
+                         break_long_words=False, break_on_hyphens=False)
 
 
 def data_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -117,17 +121,15 @@ def convert(args: argparse.Namespace) -> int:
                              optimize=args.optimize, disable_passes=args.disable_pass, data_example=shapes,
                              data_names=list(shapes) or None, calib_data=args.calib_data, calib_mode=args.calib_mode,
                              calib_batches=args.calib_batches, max_error=args.max_int8_error,
-                             time_limit=args.time_limit,
                              dtypes=[INT8, args.dtype] if args.int8 and args.dtype else None)
     os.makedirs(args.output, exist_ok=True)
     files = save_model(prefix, number, *made)
     record: Any = _record_of(made)
-    if write_json({"files": files, **asdict(record)}, args.json):
-        print(filled(f"Converted to {record.summary()}", 2))
-        print(f"Written: {files[0]}\n         {files[1]}")
-        if not shapes:
-            complain("Add the shape of every input, as in --data data:1,3,224,224: with it precisions are chosen by "
-                     "the sizes of tensors, which saves casts.")
+    print(filled(f"Converted to {record.summary()}", 2))
+    print(f"Written: {files[0]}\n         {files[1]}")
+    if not shapes:
+        print("Add the shape of every input, as in --data data:1,3,224,224: with it precisions are chosen by the sizes "
+              "of tensors, which saves casts.", file=sys.stderr)
     return 0
 
 
@@ -147,11 +149,10 @@ def report(args: argparse.Namespace) -> int:
         made = report_of(block, data, time=args.time)
     slow = record and drawback_here(record.target_dtype)
     if slow:
-        complain(f"gluon-amp report: warning: {slow}")
-    if write_json({**made.to_dict(), "conversion": asdict(record) if record else None}, args.json):
-        if record:
-            print(filled(f"Converted to {record.summary()}", 2))
-        made.print(args.by, args.wide)
+        print(f"gluon-amp report: warning: {slow}", file=sys.stderr)
+    if record:
+        print(filled(f"Converted to {record.summary()}", 2))
+    made.print(args.by, args.wide)
     return 0
 
 
@@ -165,10 +166,9 @@ def write_onnx(args: argparse.Namespace) -> int:
         data = dict(next(iter(batches_of(args.check_data, _inputs_of(model)))))
     with _named_errors(args.symbol, args.params):
         record = export_onnx(runnable(model, list(data)), args.output, list(data.values()), args.dtype or FLOAT16,
-                             exclude=args.exclude, io_dtype=args.io_dtype, dynamic_batch=args.dynamic_batch,
+                             exclude=args.exclude, dynamic_batch=args.dynamic_batch,
                              max_error=args.max_error)
-    if write_json(asdict(record), args.json):
-        print(filled(f"Written {record.summary()}, on {'--check-data' if args.check_data else 'random numbers'}", 2))
+    print(filled(f"Written {record.summary()}, on {'--check-data' if args.check_data else 'random numbers'}", 2))
     return 0
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.gluon import Block
 
 from .. import checks, parallel, passes
 from .._mxnet import trainers
-from .._mxnet.arrays import round_in_place
-from .._mxnet.batch_norms import batch_norm_parameters
 from .._mxnet.symbols import dtype_name
 from ..aliases import answers
 from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION, normalize
 from ..errors import PolicyError, StateError, closest, expected, warn
 from ..rules import FP32, WIDEST, Policy, Rule
 from ..rules.tables import WHOLE_NETWORK, table
-from ..rules.tables.groups import BATCH_NORMS
 from ..session import hooks
 from ..session.init import init
 from ..state.blocks import Network, block_settings
@@ -28,8 +25,8 @@ from ..training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScal
 from ..training.trainer_scaler import TrainerScaler, attach
 
 _DYNAMIC = "dynamic"
+_IN_FP32 = ("keep_batchnorm_fp32", "master_weights")  # what stays in FP32 here at every level
 _LOW = "low precision"  # the type that the device at hand runs
-_SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 
 
 @dataclass(frozen=True)
@@ -37,17 +34,14 @@ class Options:
     """The settings of a level, or of a level with overrides."""
 
     cast_model_type: str | None  # the type that networks run in; None leaves that to the operators
-    keep_batchnorm_fp32: bool | None  # scale, shift and statistics of BatchNorm, in a network that is cast
-    master_weights: bool | None  # whether the optimizer updates FP32 weights in a network that is cast
     loss_scale: float | str | LossScaler
     cast_model_outputs: str | None = None  # None for FP32
 
 
 LEVELS: Mapping[str, tuple[str, Options]] = {
-    "O0": ("plain FP32", Options(FLOAT32, None, None, 1.0)),
-    "O1": ("each operator in the precision that suits it, weights in FP32", Options(None, None, None, _DYNAMIC)),
-    "O2": ("networks in low precision, BatchNorm and master weights in FP32", Options(_LOW, True, True, _DYNAMIC)),
-    "O3": ("networks and weights in low precision", Options(_LOW, False, False, 1.0)),
+    "O0": ("plain FP32", Options(FLOAT32, 1.0)),
+    "O1": ("each operator in the precision that suits it, weights in FP32", Options(None, _DYNAMIC)),
+    "O2": ("networks in low precision, BatchNorm and master weights in FP32", Options(_LOW, _DYNAMIC)),
 }
 
 
@@ -56,7 +50,7 @@ LEVELS: Mapping[str, tuple[str, Options]] = {
          min_loss_scale="pass loss_scale=amp.DynamicLossScaler(min_scale=...)",
          max_loss_scale="pass loss_scale=amp.DynamicLossScaler(max_scale=...)",
          **dict.fromkeys(("target_dtype", "dtype"),
-                         "it is called cast_model_type, for O2 and O3; O1 takes what is fastest"))
+                         "it is called cast_model_type, for O2; O1 takes what is fastest"))
 def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[gluon.Trainer] | None = None,
                opt_level: str = "O1", *, keep_batchnorm_fp32: bool | str | None = None,
                master_weights: bool | str | None = None, loss_scale: float | str | LossScaler | None = None,
@@ -67,15 +61,15 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     Call it once, after the networks and trainers are created (and :func:`convert_sync_batchnorm`, if any), before the
     first step. Every keyword that is not None overrides its level; command lines may hand strings through: ``'True'``,
     ``'128.0'``, ``'dynamic'``. Where low precision would be slower than FP32, networks stay in FP32 at every level.
+    Weights and BatchNorm stay in FP32 at every level: O3 runs as O2, and a warning says so.
 
-    ====  ==============================================  ================  ============  ==========
-    ..    runs in low precision                           BatchNorm in      FP32 masters  loss scale
-    ====  ==============================================  ================  ============  ==========
-    O0    nothing                                         FP32              --            1
-    O1    operators that gain by it, as with ``init()``   --                --            dynamic*
-    O2    the networks: every operator that can           FP32              yes           dynamic*
-    O3    the networks, and the weights                   low precision     no            1
-    ====  ==============================================  ================  ============  ==========
+    ====  ==============================================  ==========
+    ..    runs in low precision                           loss scale
+    ====  ==============================================  ==========
+    O0    nothing                                         1
+    O1    operators that gain by it, as with ``init()``   dynamic*
+    O2    the networks: every operator that can           dynamic*
+    ====  ==============================================  ==========
 
     \* in float16; bfloat16 and FP32 have the range to do without, and their scale is 1 unless ``loss_scale`` says more.
 
@@ -87,15 +81,12 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         Trainers that come later get the level's loss scalers by :func:`init_trainer`.
     opt_level : {'O0', 'O1', 'O2', 'O3'}
         The level.
-    keep_batchnorm_fp32 : bool, optional
-        O2 and O3: whether scale, shift and running statistics of BatchNorm stay FP32.
-    master_weights : bool, optional
-        O2 and O3: whether the optimizer updates FP32 weights, and the network uses copies of them in low precision.
-        False rounds weights, and the optimizer's states, to low precision after every update.
+    keep_batchnorm_fp32, master_weights : bool, optional
+        O2: True, as it is in any case; False warns.
     loss_scale : float, 'dynamic' or LossScaler, optional
         A number is a scale that never changes.
     cast_model_type : dtype, optional
-        O2 and O3: the low-precision type, in place of the one that the device runs. ``'float16'`` without a GPU
+        O2: the low-precision type, in place of the one that the device runs. ``'float16'`` without a GPU
         imitates it, to test its numerics.
     cast_model_outputs : {'float32', 'float16'}, optional
         The type of the networks' results; FP32 without.
@@ -146,7 +137,8 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
             trainers.update_locally(item)
         if name == "O0" and scalers:
             warn(f"opt_level O0 with loss_scale={options.loss_scale}: FP32 needs no loss scaling; leave it out")
-        level = _Applied(scalers, _switch_on(name, options, networks, disabled))
+        _switch_on(name, options, networks, disabled)
+        level = _Applied(scalers)
         if verbosity:
             print(_in_words(name, options))
     block_settings.level = level
@@ -157,7 +149,8 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
 
 def resolve(opt_level: object, overrides: Mapping[str, object]) -> tuple[str, Options]:
     """Return a level's name, and its options with the overrides that are not None."""
-    level = str(opt_level).upper()
+    asked = level = str(opt_level).upper()
+    level = "O2" if asked == "O3" else asked
     if level not in LEVELS:
         hint = " The first character is the letter O." if level.startswith("0") else closest(level, LEVELS)
         raise PolicyError(expected(f"one of {', '.join(LEVELS)}", "opt_level", opt_level) + "." + hint)
@@ -165,7 +158,10 @@ def resolve(opt_level: object, overrides: Mapping[str, object]) -> tuple[str, Op
     for name, value in given.items():
         reason = _contradiction(level, name, value)
         if reason:
-            raise PolicyError(f"opt_level {level} with {name}={value!r}: {reason}")
+            raise PolicyError(f"opt_level {asked} with {name}={value!r}: {reason}")
+    in_fp32 = [given.pop(name, None) for name in _IN_FP32]
+    if level == "O2" and (asked == "O3" or False in in_fp32):
+        warn(f"opt_level {asked} runs as O2 with weights and BatchNorm in FP32: rounding them gains no speed here")
     return level, replace(LEVELS[level][1], **given)
 
 
@@ -188,7 +184,7 @@ def _as_scale(name: str, value: object) -> float | str | LossScaler:
 
 _READERS: Mapping[str, Callable[[str, object], Any]] = {
     **dict.fromkeys(("cast_model_type", "cast_model_outputs"), lambda name, value: normalize(value, name, True)),
-    **dict.fromkeys(("keep_batchnorm_fp32", "master_weights"), as_bool), "loss_scale": _as_scale,
+    **dict.fromkeys(_IN_FP32, as_bool), "loss_scale": _as_scale,
 }
 
 
@@ -199,10 +195,10 @@ def _contradiction(level: str, name: str, value: object) -> str | None:
     if name in ("cast_model_outputs", "loss_scale"):
         return None
     if level == "O1":
-        return "O1 keeps weights in FP32 and casts per operator; leave it out, or use opt_level O2 or O3"
+        return "O1 keeps weights in FP32 and casts per operator; leave it out, or use opt_level O2"
     if level == "O0":
         wanted = {"cast_model_type": FLOAT32, "keep_batchnorm_fp32": True, "master_weights": False}[name]
-        return None if value == wanted else "O0 is plain FP32; leave it out, or use opt_level O2 or O3"
+        return None if value == wanted else "O0 is plain FP32; leave it out, or use opt_level O2"
     return "a network in FP32 is opt_level O0" if (name, value) == ("cast_model_type", FLOAT32) else None
 
 
@@ -266,9 +262,9 @@ def _refuse_unfit(networks: Sequence[Block], several: Sequence[gluon.Trainer], l
 
 
 def _switch_on(level: str, options: Options, networks: Sequence[Block],
-               disabled_passes: frozenset[str]) -> _LowWeights | None:
-    """Put networks into the precision of a level; return the weights that are to hold low precision, None for none."""
-    state, weights = None, None
+               disabled_passes: frozenset[str]) -> None:
+    """Put networks into the precision of a level."""
+    state = None
     if level == "O0":
         for net in networks:
             if any(dtype_name(parameter.dtype) != FLOAT32 for parameter in net.collect_params().values()):
@@ -277,20 +273,16 @@ def _switch_on(level: str, options: Options, networks: Sequence[Block],
         init(disable_passes=disabled_passes)
     else:
         state = _cast_state(options, disabled_passes)
-        weights = _LowWeights(networks, options, state)
-        weights.round()
     if state is not None or options.cast_model_outputs is not None:
         hooks.install()
         block_settings.cast({net: Network(state, options.cast_model_outputs) for net in networks})
-    return weights
 
 
 def _cast_state(options: Options, disabled_passes: frozenset[str]) -> State:
     """Make the state in which networks run in low precision as a whole."""
     requested = None if options.cast_model_type == _LOW else options.cast_model_type
     chosen = choose(requested, device_supports())
-    rounds_masters = bool(options.master_weights) and not options.keep_batchnorm_fp32
-    policies = {device: cast_network(policy, round_batch_norm=rounds_masters) if policy.lowers else policy
+    policies = {device: cast_network(policy) if policy.lowers else policy
                 for device, policy in device_policies(chosen, disabled_passes).items()}
     state = State.on(chosen, policies)
     announce(chosen, requested, state.rewrites())
@@ -298,7 +290,7 @@ def _cast_state(options: Options, disabled_passes: frozenset[str]) -> State:
     return state
 
 
-def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
+def cast_network(policy: Policy) -> Policy:
     """Return the policy for a network that is cast as a whole: operators with a correct kernel follow their data."""
     def follower(rule: Rule) -> Rule:
         if rule.rule != FP32 or not rule.safe:
@@ -307,48 +299,13 @@ def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
 
     known = table(policy.target_dtype)
     followers = {name: tuple(map(follower, known[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
-    rounding = {name: tuple(replace(rule, rounded_inputs=_SCALE_AND_SHIFT) for rule in known[name])
-                for name in BATCH_NORMS if round_batch_norm}
-    return replace(policy, overrides={**followers, **rounding, **policy.overrides})
-
-
-class _LowWeights:
-    """The parameters of networks without masters: updated values, and running statistics, are rounded."""
-
-    # MXNet cannot store bfloat16 parameters, and its optimizers refuse them. FP32 arrays that hold values of the
-    # low-precision type compute the same; a cast of such an array to the type is exact.
-
-    def __init__(self, networks: Sequence[Block], options: Options, state: State):
-        self._state = state
-        parameters = {id(parameter): parameter for net in networks for parameter in net.collect_params().values()}
-        normalizing = {id(parameter) for net in networks for parameter in batch_norm_parameters(net)}
-
-        def is_rounded(key: int, is_trained: bool) -> bool:
-            if options.keep_batchnorm_fp32 and key in normalizing:
-                return False
-            return not options.master_weights if is_trained else key in normalizing
-        self._rounded = {key: parameter for key, parameter in parameters.items()
-                         if is_rounded(key, parameter.grad_req != "null")}
-
-    def round(self, trainer: gluon.Trainer | None = None) -> None:
-        """Round the parameters that have values, and the states that a trainer's optimizer keeps of them."""
-        arrays = [array for parameter in self._rounded.values() if trainers.is_initialized(parameter)
-                  for array in parameter.list_data()]
-        if trainer is not None:
-            own = [parameter for parameter in trainers.parameters(trainer) if id(parameter) in self._rounded]
-            arrays += trainers.optimizer_arrays(trainer, own)
-        with autograd.pause():
-            for array in arrays:
-                policy = self._state.policy(self._state.key(array.context))
-                if policy is not None and policy.lowers:
-                    round_in_place(array, policy.target_dtype)
+    return replace(policy, overrides={**followers, **policy.overrides})
 
 
 class _Applied(NamedTuple):
     """A level's work on trainers."""
 
     scalers: Sequence[LossScaler] = ()  # one per loss, shared by all trainers; none where losses are not scaled
-    weights: _LowWeights | None = None  # rounded after updates
     reduces: bool = True  # whether it reduces the gradients of several processes where losses are not scaled
 
     def take_on(self, trainer: gluon.Trainer, warn_after: int = 20, max_skipped: int | None = None,
@@ -356,8 +313,3 @@ class _Applied(NamedTuple):
         """Give a trainer the loss scalers; ``reduction`` are the options of ``init_trainer`` for several processes."""
         attach(TrainerScaler(trainer, self.scalers, warn_after, max_skipped),
                updates=bool(self.scalers) or (self.reduces and parallel.size() > 1), **reduction)
-
-    def updated(self, trainer: gluon.Trainer) -> None:
-        """Round the weights that a trainer has updated."""
-        if self.weights is not None:
-            self.weights.round(trainer)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -23,7 +22,6 @@ from ..graph import unique_name
 from ..graph.attrs import NOTE
 from ..metrics import fewest, measured, relative_error
 from ..passes import Context, Facts, Int8
-from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy
 from ..rules.tables.groups import CHOOSE_BY_ORDER
 from ..state.in_force import under
@@ -102,9 +100,7 @@ def converted_network(network: Network, options: ConversionOptions, build: Build
                          "device=mx.cpu()")
     if not network.policy.runs("fuse"):
         raise PolicyError("INT8 needs the pass 'fuse': expected it in optimize, and not in disable_passes")
-    search = _Search(network, options, build)
-    with progress_bar(desc="search", unit="trial", shown=options.progress) as search.bar:
-        return search.fastest()
+    return _Search(network, options, build).fastest()
 
 
 def _converted(network: Network, policy: Policy, quantizer: Quantizer | None = None, is_trial: bool = True) -> Made:
@@ -147,13 +143,11 @@ def calibrated(options: ConversionOptions, network: Network, plain: Plain) -> tu
     if first is None:
         raise StateError("calib_data gave no batch: expected a loader, an iterator or arrays with some data. A "
                          "generator that was used before gives nothing: make a new one")
-    return collect(*plain, chain([first], batches), options.calib_mode, options.progress), first
+    return collect(*plain, chain([first], batches), options.calib_mode), first
 
 
 class _Search:
     """Finds the fastest assignment that keeps a metric, or an error of the outputs, among layers right in INT8."""
-
-    bar: Any
 
     def __init__(self, network: Network, options: ConversionOptions, build: Build):
         self._network, self._options, self._build = network, options, build
@@ -170,7 +164,6 @@ class _Search:
         self._wrong: frozenset[str] = frozenset()  # operators between layers that are wrong in INT8
         self._errors = self._errors_alone(plain)
         self._order.sort(key=lambda name: -self._errors[name])
-        self._end = time.monotonic() + options.time_limit
         self._trials: list[dict[str, Any]] = []
         policy, fp32 = network.policy, _in_fp32(network.policy)
         self._policies = [policy, fp32] if policy.lowers and not options.only_int8 else [policy]
@@ -244,9 +237,6 @@ class _Search:
 
     def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""
-        is_last = self._options.only_int8 or (policy is self._policies[-1] and len(wide) == len(self._order))
-        if time.monotonic() > self._end and not is_last:
-            return None
         made, count = self._made(wide, policy), len(self._order) - len(wide)
         block = self._build(made)
         try:
@@ -261,8 +251,6 @@ class _Search:
         lost = -loss if self._options.metric is not None and self._options.greater_is_better else loss
         held = lost <= self._limit and math.isfinite(value)
         self._trials.append({"int8": count, "beside": policy.target_dtype, "value": value, "holds": held})
-        self.bar.update()
-        self.bar.set_postfix_str(f"{len(wide)} of {len(self._order)} layers in {policy.target_dtype}: {value:.4g}")
         return (wide, made) if held else None
 
     def _measured(self, made: Made, block: HybridBlock) -> float:

@@ -18,7 +18,7 @@ from ..dtypes import BFLOAT16, FLOAT32, INT8
 from ..errors import GraphError, StateError
 from ..graph import Graph, has_control_flow
 from ..plan.cached_op import RewritingCachedOp
-from ..plan.executors import refuse_foreign, refuse_trained
+from ..plan.executors import refuse_trained
 from ..plan.planner import spoilt_gradients
 from ..session.hooks import kept_in_place
 from ..state.devices import require_bfloat16
@@ -26,7 +26,7 @@ from ..state.state import State
 from .assignment import Made, Network, calibrated, converted_network, prepared
 from .calibration import Calibration
 from .convert import Conversion, with_fp32_parameters
-from .options import Conditions, ConversionOptions, Names, data_may_come_second
+from .options import Conditions, ConversionOptions, Names
 from .parameters import save_model, split
 
 
@@ -77,12 +77,6 @@ class ConvertedBlock(SymbolBlock):
             operation.accumulating = frozenset(self.collect_params())  # as they may
             self._cached_op = operation
 
-    def load_parameters(self, filename: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Read parameters of a converted network; raise StateError for those of the network it was made from."""
-        given = {name.split(":", 1)[-1] for name in mx.nd.load(os.fspath(filename))}
-        refuse_foreign(blocks.graph_of(self)[1], given)
-        super().load_parameters(os.fspath(filename), *args, **kwargs)
-
     def export(self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
         """Write ``path-symbol.json`` and ``path-NNNN.params``, both or neither; return their names.
 
@@ -101,7 +95,6 @@ class ConvertedBlock(SymbolBlock):
         return save_model(path, epoch, symbol, *split(symbol, arrays))
 
 
-@data_may_come_second
 def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target_dtype_ops: Names = None,
                          fp32_ops: Names = None, conditional_fp32_ops: Conditions = None,
                          excluded_sym_names: Names = None, ctx: mx.Context | Sequence[mx.Context] | None = None,
@@ -155,14 +148,14 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target
 
 
 def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", calib_batches: int | None = None, *,
-              exclude: Any = None, data_example: Any = None, progress: bool = True) -> Calibration:
+              exclude: Any = None, data_example: Any = None) -> Calibration:
     """Collect the ranges of a network's tensors once, for several conversions to INT8.
 
     Parameters
     ----------
     block : HybridBlock
         The FP32 network, with parameters.
-    calib_data, calib_mode, calib_batches, exclude, data_example, progress
+    calib_data, calib_mode, calib_batches, exclude, data_example
         As in :class:`ConversionOptions`; what conversions exclude is excluded here, too.
 
     Returns
@@ -176,13 +169,12 @@ def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", ca
     >>> import mxnet as mx
     >>> net = mx.gluon.nn.Dense(2, in_units=3, prefix='fc_')
     >>> net.initialize(mx.init.One())
-    >>> amp.calibrate(net, mx.nd.ones((2, 3)), progress=False).ranges['fc_fwd']
+    >>> amp.calibrate(net, mx.nd.ones((2, 3))).ranges['fc_fwd']
     (3.0, 3.0)
     """
     checks.instance("block", block, HybridBlock, "a HybridBlock")
     options = ConversionOptions(INT8, exclude=exclude, device=mx.cpu(), data_example=data_example,
-                                calib_data=calib_data, calib_mode=calib_mode, calib_batches=calib_batches,
-                                progress=progress)
+                                calib_data=calib_data, calib_mode=calib_mode, calib_batches=calib_batches)
     network = _network(block, options)[0]
     return calibrated(options, network, prepared(network))[0]
 

@@ -17,7 +17,6 @@ from .._mxnet.engine import Program
 from .._mxnet.symbols import first_line, to_graph
 from ..errors import GraphError, PolicyError, StateError, expected
 from ..files import replacing
-from ..progress import progress_bar
 from ..state.in_force import under
 
 _FORMAT = "gluon_amp calibration 1"
@@ -64,15 +63,15 @@ class Calibration:
                               ) from error
 
 
-def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches: Iterable[Batch], mode: str,
-            progress: bool) -> Calibration:
+def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches: Iterable[Batch], mode: str
+            ) -> Calibration:
     """Run a prepared FP32 network, and note the ranges of its tensors."""
     tensors = {f"{node.name}_{told}": Calibration.key(node.name, output) for node in to_graph(symbol).operators()
                for output in range(node.num_outputs)
                for told in (f"output{output}", output, *["output"] * (output == 0))}  # as MXNet may report it
     collector, program, count = quantizer.Collector(mode == "entropy"), Program(symbol, arrays), 0
     program.watch(lambda told, array: collector.see(tensors[told], array) if told in tensors else None)
-    with under(None), progress_bar(desc="calibrate", unit="batch", shown=progress) as bar:
+    with under(None):
         for batch in batches:
             unknown = [name for name, array in batch.items()
                        if np.dtype(array.dtype).kind == "f" and np.isnan(values_of(array)).any()]
@@ -89,7 +88,6 @@ def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches:
                 raise GraphError(f"calib_data: the network does not run on batch {count} ({told}): {first_line(error)}"
                                  ) from error
             count += 1
-            bar.update()
     return Calibration(collector.ranges(), mode, count)
 
 

@@ -1,10 +1,8 @@
 """The arguments of conversions, each read once and under one name."""
 from __future__ import annotations
 
-import functools
-import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -42,7 +40,7 @@ _OFFLINE = "cast_params_offline"
 _ALIASES = {"dtype": "target_dtype", "ctx": "device", "cast_optional_params": _OFFLINE}
 # What an argument for INT8 is where it is left out; None where nothing takes its place.
 _INT8 = {"calib_data": None, "calib_mode": MODES[0], "calib_batches": None, "metric": None, "budget": None,
-         "max_error": None, "greater_is_better": True, "dtypes": None, "time_limit": math.inf, "progress": True}
+         "max_error": None, "greater_is_better": True, "dtypes": None}
 
 
 @dataclass
@@ -90,7 +88,7 @@ class ConversionOptions:
         Whether INT8 holds all values that were seen (the default), or the range that loses least information.
     calib_batches : int, optional
         How many batches to take; all of them by default.
-    metric : callable, or (EvalMetric, loader), optional
+    metric : callable, optional
         Takes a block and returns a number, such as its accuracy on validation data. The fastest assignment of types to
         layers within ``budget`` of FP32 is searched then.
     budget : float, optional
@@ -104,10 +102,6 @@ class ConversionOptions:
     dtypes : sequence of str, optional
         Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out; with ``('int8',)`` all layers that MXNet runs
         right in INT8 do, also where that is slower.
-    time_limit : float, optional
-        Seconds after which the search ends with what it has found.
-    progress : bool, optional
-        Whether to show progress bars, as by default.
     """
 
     target_dtype: Any = None  # behind the checks: the type beside INT8, or the only one; None for the device's fastest
@@ -130,8 +124,6 @@ class ConversionOptions:
     max_error: Any = None
     greater_is_better: Any = None
     dtypes: Any = None
-    time_limit: Any = None
-    progress: Any = None
 
     @classmethod
     def of(cls, function: str, target_dtype: Any, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
@@ -194,7 +186,6 @@ class ConversionOptions:
         if self.calib_mode not in MODES:
             raise PolicyError(expected(f"one of {', '.join(map(repr, MODES))}", "calib_mode", self.calib_mode))
         self.limit = allowed(self.max_error, self.metric, self.budget)
-        checks.above_zero("time_limit", self.time_limit)
         return asked
 
     def _beside_int8(self) -> str | None:
@@ -207,16 +198,6 @@ class ConversionOptions:
             raise PolicyError(expected("at most one of 'bfloat16' and 'float16'", "dtypes", self.dtypes))
         self.only_int8 = self.dtypes is not None and not others
         return next(iter([*low, *others]), None)
-
-
-def data_may_come_second(function: Callable) -> Callable:
-    """Let a conversion take its data behind the network, as MXNet 2's does: ``convert(net, data, 'float16')``."""
-    @functools.wraps(function)
-    def convert(block: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], (mx.nd.NDArray, list, tuple)):
-            return function(block, *args[1:], data_example=args[0], **kwargs)
-        return function(block, *args, **kwargs)
-    return convert
 
 
 def _devices(name: str, value: Any) -> tuple[mx.Context, ...] | None:

@@ -10,8 +10,6 @@ import mxnet as mx
 from .._mxnet.symbols import first_line, load_symbol, to_graph
 from ..errors import GraphError, closest, expected
 from ..files import replacing
-from ..graph import Node
-from ..graph.attrs import integer, integers, is_channels_last
 
 Arrays = Mapping[str, mx.nd.NDArray]
 
@@ -98,28 +96,3 @@ def check_parameters(symbol: mx.sym.Symbol, arrays: Arrays, data_names: Sequence
         raise GraphError(f"the parameters lack {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}, which the "
                          f"symbol reads: they do not belong together, or name these in data_names{data}."
                          f"{closest(missing[0], arrays)}")
-    for node in graph.operators():
-        for entry, wanted in zip(node.inputs[1:], _wanted(node)):
-            array = arrays.get(entry.node.name) if entry.node.is_variable else None
-            if array is not None and not (array.ndim == len(wanted) and all(
-                    size in (None, own) for own, size in zip(array.shape, wanted))):
-                fitting = str(wanted).replace("None", "any")
-                raise GraphError(f"the parameter {entry.node.name!r} has shape {array.shape}, the operator "
-                                 f"{node.name!r} ({node.op}) needs {fitting}: the symbol and the parameters do not "
-                                 "belong together")
-
-
-def _wanted(node: Node) -> list[tuple[int | None, ...]]:
-    """Return the shapes that a layer's parameters must have, in the order of its inputs; None for any size."""
-    attrs = node.attrs
-    filters, kernel = integer(attrs, "num_filter", 0), integers(attrs, "kernel")
-    if node.op in ("Convolution", "Deconvolution"):
-        sizes = (filters, None) if node.op == "Convolution" else (None, filters // integer(attrs, "num_group", 1))
-        weight = (sizes[0], *kernel, sizes[1]) if is_channels_last(attrs) else (*sizes, *kernel)
-        return [weight, (filters,)]
-    if node.op == "FullyConnected":
-        hidden = integer(attrs, "num_hidden", 0)
-        return [(hidden, None), (hidden,)]
-    if node.op == "Embedding":
-        return [(integer(attrs, "input_dim", 0), integer(attrs, "output_dim", 0))]
-    return []

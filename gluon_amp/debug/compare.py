@@ -12,7 +12,6 @@ from mxnet.ndarray import NDArray
 
 from .. import checks
 from .._mxnet.invoke import original_invoke
-from ..aliases import also
 from ..dtypes import FLOAT32, normalize
 from ..eager.applier import run_lowered
 from ..errors import DTypeError, PolicyError, expected
@@ -25,7 +24,7 @@ from ..state.in_force import in_force, under
 from ..state.state import EagerPolicy, State, device_policies, policies_of
 from .recording import Recording, Rerun, arguments_of, is_float, make_ready, record, unchanged
 from .records import OpRecord
-from .shown import Shown, print_table, text_table
+from .report import Shown, print_table, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -115,7 +114,6 @@ def _rank(error: float) -> float:
     return -1.0 if np.isnan(error) else error
 
 
-@also(dtype="target_dtype")
 def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None, *, target_dtype: object = None,
             policy: Policy | None = None, loss_scale: float = 1.0, train_mode: bool = True,
             gradients: bool = True) -> Comparison:

@@ -5,7 +5,6 @@ import fnmatch
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence
 
-import mxnet as mx
 from mxnet.gluon import Block
 
 from ..dtypes import FLOAT32, LOW_PRECISION
@@ -35,12 +34,12 @@ _BY_CAUSE = {
 }
 
 
-def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) -> Explanation:
+def explain(net: Block | Report, name: str, data: Any = None) -> Explanation:
     """Say why an operator runs in the precision that it runs in, and how to change that.
 
     Parameters
     ----------
-    net : Block, Symbol or Report
+    net : Block or Report
         The network, or what :func:`gluon_amp.report` returned for it, which saves running it again.
     name : str
         An operator, with wildcards if wanted (``'*conv0_fwd'``); a block, by its name or by the attributes that lead to
@@ -74,14 +73,13 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     records, device = _records(net, data)
     own = [each for each in records if not each.inserted]
     rows = _named(name, own)
-    extras = [each for each in records if each.inserted and fnmatch.fnmatchcase(each.name, name)] if not rows else []
-    if not (rows or extras):
+    if not rows:
         known = [text for each in own for text in (each.name, each.block, each.path,
                                                    *(read.name for read in each.reads)) if text]
         raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
     state = in_force.current()
     policy = state.policy(device) if state is not None and state.enabled else None
-    return Explanation(name, tuple(_explained(each, own, policy) for each in rows), tuple(extras))
+    return Explanation(name, tuple(_explained(each, own, policy) for each in rows))
 
 
 @dataclass(frozen=True)
@@ -109,16 +107,12 @@ class Explanation:
 
     name: str  # as it was asked for
     operators: tuple[OperatorExplanation, ...]  # in the order in which they run
-    inserted: tuple[OpRecord, ...] = ()  # operators of that name that AMP inserted
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
-        texts = [str(item) for item in self.operators]
-        texts += [f"{row.name} ({row.op}) was inserted by AMP: it reads {read.name} ({read.dtype}) and gives "
-                  f"{row.dtype}" for row in self.inserted for read in row.reads[:1]]
-        return "\n".join(texts)
+        return "\n".join(map(str, self.operators))
 
 
 def _records(net: Any, data: Any) -> tuple[Sequence[OpRecord], str]:
@@ -127,9 +121,9 @@ def _records(net: Any, data: Any) -> tuple[Sequence[OpRecord], str]:
         net = report(net, data)
     if isinstance(net, Report):
         state = in_force.current()
-        return [*net.operators, *net.inserted], "cpu" if state is None else state.key(net.device)
+        return net.operators, "cpu" if state is None else state.key(net.device)
     if not isinstance(net, Block):
-        raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
+        raise TypeError(expected("a Gluon block", "net", net))
     records, device = planned(net)
     if not records:
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "

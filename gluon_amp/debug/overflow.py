@@ -31,7 +31,6 @@ from .records import OpRecord
 
 _logger = logging.getLogger("gluon_amp")
 _MOST_GRADIENTS = 5
-_AROUND = 3  # operators on either side of the culprit
 BACKWARD, DATA, FORWARD, LOSS, PARAMETER = "backward", "data", "forward", "loss", "parameter"
 UNDERFLOW, UNKNOWN = "underflow", "unknown"
 
@@ -108,7 +107,6 @@ class OverflowReport:
     gradients: tuple[Magnitude, ...] = ()  # that reached the operator in the backward pass; empty for other phases
     input_gradients: tuple[Magnitude, ...] = ()  # that it gave there
     in_fp32: tuple[Magnitude, ...] = ()  # its results for the same inputs (and gradients) in FP32
-    around: tuple[Magnitude, ...] = ()  # outputs (or gradients) of the operators before and after it
 
     @property
     def culprit(self) -> tuple[str, str, str]:
@@ -129,7 +127,7 @@ class OverflowReport:
                          f"{FORMATS[self.rounded_to].largest:g}, when it is rounded")
         for title, items in (("read", self.inputs), ("gave", self.outputs),
                              ("gradient that reached it", self.gradients), ("gradient it gave", self.input_gradients),
-                             ("in FP32", self.in_fp32), ("around it", self.around)):
+                             ("in FP32", self.in_fp32)):
             lines += [f"  {title + ':':26}{item}" for item in items]
         shown = self.parameter_gradients[:_MOST_GRADIENTS]
         lines += [f"  {'parameter gradient:':26}{item}" for item in shown]
@@ -458,16 +456,7 @@ class _Locator:
                     gradients=self._measured(gives, row.gradients) if backward else (),
                     input_gradients=self._measured(reads, row.input_gradients) if backward else (),
                     in_fp32=self._measured(reads, fp32.input_gradients) if backward else
-                    self._measured(gives, fp32.outputs), around=self._around(row, backward))
-
-    def _around(self, culprit: OpRecord, backward: bool) -> tuple[Magnitude, ...]:
-        """Measure the operators before and after one, in the order of the pass."""
-        rows = [row for row in self.run.records if not row.inserted and row.outputs][::-1 if backward else 1]
-        here = next((i for i, row in enumerate(rows) if row is culprit), 0)
-        shown = rows[max(here - _AROUND, 0):here + _AROUND + 1]
-        return self._measured([row.name for row in shown],
-                              [next((each for each in (row.gradients if backward else row.outputs)
-                                     if each is not None), None) for row in shown])
+                    self._measured(gives, fp32.outputs))
 
     def _measured(self, names: Sequence[str], arrays: Sequence[NDArray | None]) -> tuple[Magnitude, ...]:
         return tuple(Magnitude.of(name, _dtype_of(array), self.run.values(array))

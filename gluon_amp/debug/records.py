@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from mxnet.gluon import Block, SymbolBlock
 from mxnet.ndarray import NDArray
@@ -12,9 +12,92 @@ from mxnet.ndarray import NDArray
 from .._mxnet.blocks import Owners, block_tree
 from ..dtypes import FLOAT32, INT8, LOW_PRECISION
 from ..graph import CAST, Entry, Graph, Node, Role
-from ..graph.attrs import INT8_CASTS, NOTE, is_in_int8
+from ..graph.attrs import INT8_CASTS, NOTE, is_in_int8, is_set
 from ..rules import KEEP, Cause, Decision, Policy, precision
-from .flops import flops
+from ..rules.tables import as_table, bfloat16, groups
+
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+_MOVES_DATA = frozenset((*as_table(*bfloat16.SHAPES), *groups.CASTS, *groups.CREATION, *groups.EMBEDDINGS,
+                         *groups.SEQUENCES))
+
+
+class Shaped(NamedTuple):
+    """An operator's attributes and the shapes of its inputs and of its first output."""
+
+    attrs: Mapping[str, str]
+    inputs: Sequence[Sequence[int]]
+    output: Sequence[int]
+
+
+Count = Callable[[Shaped], int]
+
+
+def flops(node: Node) -> int:
+    """Count the floating-point operations of an operator's forward pass."""
+    count = _FUSED.get(node.op) or MATRIX_OPERATORS.get(node.kind)
+    inputs, output = [entry.shape for entry in node.inputs], node.shapes[0] if node.shapes else None
+    if count is None:
+        return 0 if node.kind in _MOVES_DATA else max(prod(shape) if shape else 0 for shape in (output, *inputs[:1]))
+    known = [shape for shape in inputs if shape is not None]
+    return count(Shaped(node.attrs, known, output)) if output is not None and len(known) == len(inputs) else 0
+
+
+def _sums(length: Count) -> Count:
+    """Count a product by how many values each element of its output is the sum of."""
+    return lambda op: 2 * prod(op.output) * length(op)
+
+
+def _transposed_product(axis: int, transposed_axis: int) -> Count:
+    """Count a matrix product that sums over the one or the other axis of its first input."""
+    return _sums(lambda op: op.inputs[0][transposed_axis if is_set(op.attrs, "transpose_a") else axis])
+
+
+def _attention_scores(arrays: int) -> Count:
+    """Count the products of queries and keys, where the first input holds so many arrays."""
+    return _sums(lambda op: op.inputs[0][-1] // (arrays * int(op.attrs["heads"])))
+
+
+def _recurrent(op: Shaped) -> int:
+    length, batch, width = op.inputs[0]
+    hidden, count = int(op.attrs["state_size"]), int(op.attrs["num_layers"])
+    directions = 2 if is_set(op.attrs, "bidirectional") else 1
+    widths = [width] + [hidden * directions] * (count - 1)
+    return 2 * length * batch * sum(_GATES[op.attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
+
+
+def _attention(op: Shaped) -> int:
+    """Count both products of attention in C++."""
+    operands = op.attrs["operands"].split(",")
+    values = op.inputs[operands.index("values" if "values" in operands else "projections")]
+    return 4 * prod(op.output) * values[0 if op.attrs["layout"] == "interleaved" else 1]
+
+
+# Operators in C++ that take the place of several.
+_FUSED: Mapping[str, Count] = {"_gluon_amp_attention": _attention}
+
+# A weight is (output channels, input channels of a group, kernel...), whatever the order of the last ones.
+_CONVOLUTION = _sums(lambda op: prod(op.inputs[1][1:]))
+_LAST_AXIS = _sums(lambda op: op.inputs[0][-1] if op.inputs[0] else 0)
+_DENSE = _sums(lambda op: op.inputs[1][-1])
+MATRIX_OPERATORS: Mapping[str, Count] = {
+    "Convolution": _CONVOLUTION,
+    "_sg_mkldnn_conv": _CONVOLUTION,
+    "Deconvolution": lambda op: 2 * prod(op.inputs[0]) * prod(op.inputs[1][1:]),
+    "FullyConnected": _DENSE,
+    "_sg_mkldnn_fully_connected": _DENSE,
+    "dot": _transposed_product(-1, 0),
+    "batch_dot": _transposed_product(-1, -2),
+    "_np_dot": _LAST_AXIS,
+    "_npi_matmul": _LAST_AXIS,
+    "_contrib_interleaved_matmul_selfatt_qk": _attention_scores(arrays=3),
+    "_contrib_interleaved_matmul_encdec_qk": _attention_scores(arrays=1),
+    "_contrib_interleaved_matmul_selfatt_valatt": _DENSE,
+    "_contrib_interleaved_matmul_encdec_valatt": _DENSE,
+    "_sg_mkldnn_selfatt_qk": _attention_scores(arrays=3),
+    "_sg_mkldnn_selfatt_valatt": _DENSE,
+    "RNN": _recurrent,
+}
+
 
 FLOATS = (FLOAT32, *LOW_PRECISION, "float64")
 _BYTES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -155,19 +238,6 @@ class OpRecord:
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name!r}: planned {self.planned}, observed {self.observed}>"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, without the arrays."""
-        if self.inserted:
-            read = self.reads[0] if self.reads else Read("", None, None)
-            return {**{name: getattr(self, name) for name in _OF_INSERTED}, "source": read.name,
-                    "source_dtype": read.dtype, "imitation": self.role is Role.ROUNDING}
-        return {**{name: getattr(self, name) for name in _OF_OWN}, "inputs": [read._asdict() for read in self.inputs]}
-
-
-_OF_INSERTED = ("name", "op", "dtype", "shape", "bytes_converted", "milliseconds", "is_cast")
-_OF_OWN = ("name", "op", "block", "path", "in_graph", "planned", "observed", "rule", "reason", "cause",
-           "native", "shape", "flops", "casts", "bytes_converted", "milliseconds", "largest", "largest_gradient")
 
 
 def _input(read: Read) -> Input:

@@ -2,33 +2,81 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
 from .. import checks
-from .._mxnet.arrays import cast_arrays
 from .._mxnet.engine import Stopwatch
-from .._mxnet.symbols import dtype_name, input_dtypes, of_inputs
-from ..aliases import answers
-from ..convert import check_names, shapes_in
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
-from ..errors import GraphError, expected
+from ..dtypes import FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
+from ..errors import expected
 from ..graph import WISHES
-from ..plan.cached_op import RewritingCachedOp
 from ..state.in_force import in_force
 from .recording import Recording, arguments_of, make_ready, record, unchanged
 from .records import OpRecord
-from .shown import Shown, draw, print_table, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+_WIDTH, _UNLIMITED = 170, 100_000  # of files and pipes, unless COLUMNS says otherwise; and where all is wanted
+
+
+class Shown:
+    """A result: one line where Python prints it, a table in notebooks, its summary as text."""
+
+    summary: str
+
+    def __rich__(self) -> Table:
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, include: Any = (), exclude: Any = (), **_: Any) -> dict[str, str]:
+        return self.__rich__()._repr_mimebundle_(include, exclude)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.headline}>"
+
+    def __str__(self) -> str:
+        return self.summary
+
+    @property
+    def headline(self) -> str:
+        """The first line of the summary."""
+        return self.summary.partition("\n")[0]
+
+
+def text_table(lines: Sequence[Mapping[str, str]], numbers: Collection[str], summary: str,
+               red: Collection[int] = ()) -> Table:
+    """Return a table of lines with the same columns, some of numbers, and a summary that begins above it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    # Names are the user's: as Text nothing in them is markup.
+    title, _, caption = summary.partition("\n")
+    table = Table(title=Text(title), caption=Text(caption), title_justify="left", caption_justify="left")
+    for number, name in enumerate(lines[0] if lines else ()):
+        table.add_column(name, no_wrap=not number, overflow="fold", justify="right" if name in numbers else "left")
+    for number, line in enumerate(lines):
+        table.add_row(*map(Text, line.values()), style="red" if number in red else None)
+    return table
+
+
+def print_table(table: Table, wide: bool) -> None:
+    """Print a table as wide as the terminal, or as wide as it is; names of operators are never broken."""
+    from rich.console import Console
+
+    console = Console()
+    width = console.width if console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ else _WIDTH
+    names = [len(str(cell)) for column in table.columns[:1] for cell in column.cells]
+    least = max(names, default=0) + 4 * len(table.columns)
+    Console(width=_UNLIMITED if wide else max(width, least)).print(table)
+
 
 LOW = (*LOW_PRECISION, INT8)
 _TIMED_RUNS = 3  # after one that makes kernels
@@ -38,7 +86,7 @@ _HEADROOM = 16  # how many times larger than the largest gradient later ones may
 _LARGEST_SCALE = 2.0 ** 24
 
 
-def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: bool = False, ranges: bool = False,
+def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ranges: bool = False,
            loss: Callable[[Any], NDArray] | None = None) -> Report:
     """Run a network once and say what mixed precision did to it, operator by operator, and what to do about it.
 
@@ -47,11 +95,10 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
 
     Parameters
     ----------
-    net : Block or Symbol
-        A block must be initialized. Inputs of a symbol that ``data`` does not name are filled with ones.
+    net : Block
+        Initialized; a symbol runs in a ``gluon.SymbolBlock``.
     data : NDArray, or sequence of them
-        The argument of the network's call, or all its arguments in a tuple. For a symbol a dict of input names to
-        arrays or shapes.
+        The argument of the network's call, or all its arguments in a tuple.
     train : bool
         Run as in training: ``autograd.record`` is on. Running statistics and gradients are put back afterwards.
     time : bool
@@ -87,16 +134,17 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     """
     for name, value in (("train", train), ("time", time), ("ranges", ranges)):
         checks.true_or_false(name, value)
-    call, block = _call(net, data, train), net if isinstance(net, Block) else None
+    arguments = arguments_of(data)
+    make_ready(net, arguments)
 
     def run(**options: Any) -> Recording:
-        made = record(call, block, records=train, train_mode=train, loss=loss,
+        made = record(lambda: net(*arguments), net, records=train, train_mode=train, loss=loss,
                       differentiates=train and bool(options), **options)
         if train and options:
             made.backward([(array, made.call("ones_like", [array], {})[0]) for array in made.losses or made.outputs])
         return made
 
-    with unchanged(block) if train and block is not None else nullcontext():
+    with unchanged(net) if train else nullcontext():
         made = run()
         if ranges:
             found = {each.key: each for each in run(ranges=True).records}
@@ -128,48 +176,6 @@ def _add_times(made: Recording, runs: Sequence[Recording]) -> None:
         each.milliseconds = median(times[key] or [0.0])
     made.other_milliseconds = median([run.other_milliseconds + sum(
         each.milliseconds for each in run.records if each.key not in network) for run in runs])
-
-
-def _call(net: Any, data: Any, train: bool) -> Callable[[], Any]:
-    if isinstance(net, mx.sym.Symbol):
-        if not isinstance(data, Mapping):
-            raise TypeError(expected("a dict of input names to arrays or shapes", "data", data))
-        return _symbol_call(net, data, train)
-    if not isinstance(net, Block):
-        raise TypeError(expected("a Gluon block or a symbol", "net", net))
-    arguments = arguments_of(data)
-    make_ready(net, arguments)
-    return lambda: net(*arguments)
-
-
-def _symbol_call(symbol: mx.sym.Symbol, data: Mapping[str, Any], gradients: bool) -> Callable[[], Any]:
-    """Make a function that runs a symbol on arrays or shapes; inputs that are not given are filled with ones."""
-    names = symbol.list_inputs()
-    check_names(data, names, "data")
-    known = shapes_in(data, "data")
-    shapes = {**of_inputs(symbol, symbol.infer_shape_partial(**known)), **known}
-    missing = [name for name, shape in shapes.items() if not shape or 0 in shape]
-    if missing or not shapes:
-        raise GraphError(f"data leaves the shapes of {', '.join(missing) or 'all inputs'} unknown: give arrays or "
-                         "shapes of more inputs")
-    given = {name: value for name, value in data.items() if isinstance(value, NDArray)}
-    dtypes = input_dtypes(symbol, {name: array.dtype for name, array in given.items()
-                                   if dtype_name(array.dtype) != BFLOAT16})
-    with next((array.context for array in given.values()), mx.context.current_context()):
-        arrays = [given[name] if name in given else _ones(shapes[name], dtypes[name]) for name in names]
-    if gradients:
-        arrays = [array.copy() for array in arrays]
-        for array in arrays:
-            if dtype_name(array.dtype) == FLOAT32:
-                array.attach_grad()
-    operation = RewritingCachedOp(symbol, ())
-    return lambda: operation(*arrays)
-
-
-def _ones(shape: tuple[int, ...], dtype: str) -> NDArray:
-    if dtype == BFLOAT16:  # MXNet makes no such arrays
-        return cast_arrays(mx.nd.ones(shape), BFLOAT16)
-    return mx.nd.ones(shape, dtype=dtype)
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,15 +240,6 @@ class Report(Shown):
         """At most six lines: what runs low, what stays wide and why, whether values fit, and what to do next."""
         return _summarized(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as dicts, lists, strings and numbers."""
-        return {"summary": self.summary, "target_dtypes": list(self.target_dtypes), "imitated": self.imitated,
-                "disabled_passes": list(self.disabled_passes), "reason": self.reason,
-                "device_type": self.device.device_type, "device_id": self.device.device_id, "train": self.train,
-                "timed": self.timed, "flops": self.flops, "arithmetic_share": self.arithmetic_share(),
-                "milliseconds": self.milliseconds, "operators": [row.to_dict() for row in self.operators],
-                "inserted": [row.to_dict() for row in self.inserted]}
-
     def table(self, by: str = "operator", wide: bool = False) -> Table:
         """Return a table for rich, with the summary around it: a line per ``'operator'``, ``'block'`` or ``'op'``.
 
@@ -279,14 +276,6 @@ class Report(Shown):
     def print(self, by: str = "operator", wide: bool = False) -> None:
         """Print :meth:`table`: as wide as the terminal, or with all columns and as wide as they are."""
         print_table(self.table(by, wide), wide)
-
-    @answers(backend="pictures are Matplotlib's", by="there is a bar for each operator")
-    def plot(self, path: Any = None) -> Any:
-        """Draw each operator's part of the time, or of the arithmetic, coloured by precision; return the figure.
-
-        It is written to a path, if one is given; Matplotlib takes the kind of picture from the suffix.
-        """
-        return draw(self.operators, self.headline, self.timed, path)
 
     def __rich__(self) -> Table:
         return self.table("op")

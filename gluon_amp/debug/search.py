@@ -12,10 +12,8 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from ..aliases import also
 from ..errors import PolicyError, StateError
 from ..metrics import allowed, fewest, measured, relative_error
-from ..progress import progress_bar
 from ..rules import Device, Policy
 from ..session import hooks
 from ..state.in_force import under
@@ -28,11 +26,9 @@ _logger = logging.getLogger("gluon_amp")
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
 
 
-@also(dtype="target_dtype")
 def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
-                      metric: Callable[[Block], Any] | tuple[Any, Any] | None = None, budget: float | None = None,
-                      greater_is_better: bool = True, target_dtype: object = None, train_mode: bool = False,
-                      progress: bool = True) -> Policy:
+                      metric: Callable[[Block], Any] | None = None, budget: float | None = None,
+                      greater_is_better: bool = True, target_dtype: object = None, train_mode: bool = False) -> Policy:
     """Find a small set of operators to keep in FP32 so that a network is as accurate as wanted, cheaply.
 
     Operators are ranked by what their rounding does to the results, against what they cost in FP32. Bisection finds how
@@ -47,9 +43,8 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
         The arguments of its call, for the ranking and for ``max_error``.
     max_error : float, optional
         The most that any output may differ from FP32, as the 2-norm of the difference over that of FP32.
-    metric : callable or pair, optional
-        In place of ``max_error``: takes the network and returns a number, such as its accuracy on validation data; or
-        a metric of MXNet's with a DataLoader or DataIter, ``(mx.metric.Accuracy(), loader)``.
+    metric : callable, optional
+        In place of ``max_error``: takes the network and returns a number, such as its accuracy on validation data.
     budget : float, optional
         How much worse than in FP32 the metric may be.
     greater_is_better : bool
@@ -59,8 +54,6 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
         device's type.
     train_mode : bool
         Whether the network runs as in training for ``max_error``.
-    progress : bool
-        Whether to show a progress bar.
 
     Returns
     -------
@@ -78,8 +71,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     >>> net.initialize()
     >>> net.hybridize()
     >>> net[1].weight.set_data(mx.nd.ones((4, 4)) * 1e5)  # float16 ends at 65504
-    >>> policy = amp.search_exclusions(net, mx.nd.ones((2, 4)), max_error=0.01, target_dtype='float16',
-    ...                                progress=False)
+    >>> policy = amp.search_exclusions(net, mx.nd.ones((2, 4)), max_error=0.01, target_dtype='float16')
     >>> sorted(policy.excluded)
     ['net_dense1_fwd']
     """
@@ -99,10 +91,10 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
         with autograd.record() if train_mode else autograd.pause(train_mode=False):
             return [array.asnumpy().astype("float64") for array in float_arrays(net(*arguments))]
 
-    with hooks.kept_in_place(), progress_bar(desc="search", unit="run", shown=progress) as bar:
+    with hooks.kept_in_place():
         trials = _Trials(net, outputs if metric is None else lambda: [measured(metric, net)],
                          _distance if metric is None else _lost if greater_is_better else lambda a, b: _lost(b, a),
-                         limit, base, device, state.devices, bar)
+                         limit, base, device, state.devices)
         if trials.hold(()):
             return base
         order = _ranked(net, arguments, state, train_mode)
@@ -131,9 +123,9 @@ class _Trials:
     """Tries exclusions out, each once, and tells how much worse a network's results are than in FP32."""
 
     def __init__(self, net: Block, run: Callable[[], Sequence[Any]], error: Callable[..., float], limit: float,
-                 base: Policy, device: str, devices: Mapping[str, Device], bar: Any):
+                 base: Policy, device: str, devices: Mapping[str, Device]):
         self.net, self.run, self.error, self.limit = net, run, error, limit
-        self.base, self.device, self.devices, self.bar = base, device, devices, bar
+        self.base, self.device, self.devices = base, device, devices
         self.found: dict[frozenset[str], float] = {}
         self.told = ""
         self.reference = self._results(None)
@@ -160,9 +152,7 @@ class _Trials:
         if key not in self.found:
             state = State({self.device: self.policy(names)}, self.devices)
             self.found[key] = self.error(self.reference, self._results(state))
-            self.bar.update()
         self.told = f"the error is {self.found[key]:.3g}, {self.limit:g} is allowed"
-        self.bar.set_postfix_str(f"{len(key)} operators in float32: {self.told}")
         return self.found[key] <= self.limit
 
 

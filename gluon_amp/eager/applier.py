@@ -207,9 +207,8 @@ class _Applier(NamedTuple):
         if wanted is None:
             return self.invoke(*call)
         changed = [i for i, flag in enumerate(flags) if flag != wanted[i]]
-        rounded = [i for i in rule.rounded_inputs if flags[i] == 0]
         lowers = self.policy.flag in wanted
-        if not (changed or lowers or rounded) or not all(_is_castable(call.inputs[i]) for i in changed):
+        if not (changed or lowers) or not all(_is_castable(call.inputs[i]) for i in changed):
             return self.invoke(*call)
         caster = Caster(self.invoke, self.policy, call.is_np_op)
         inputs = list(call.inputs)
@@ -217,8 +216,6 @@ class _Applier(NamedTuple):
             fragile = i == 1 and operator.name == "Convolution" and any(
                 key == "num_group" and int(value) > 1 for key, value in zip(call.keys, call.values))
             inputs[i] = caster.input_cast(inputs[i], wanted[i], fragile)
-        for i in rounded:
-            inputs[i] = caster.cast(caster.input_cast(inputs[i], self.policy.flag, fragile=False), FLOAT32)
         if operator.name in _COPIES and call.out is not None:  # it has no type of its own, and converts to any
             return self.invoke(*call._replace(inputs=inputs))
         lowered = call._replace(inputs=inputs, out=None)

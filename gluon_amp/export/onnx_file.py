@@ -12,10 +12,9 @@ from .. import checks, passes
 from .._mxnet import blocks, mx2onnx
 from .._mxnet.arrays import NDArrayWeights, cast_arrays, wait_for_statistics
 from .._mxnet.symbols import dtype_name, first_line, from_graph, infer_shapes, to_graph
-from ..aliases import also
 from ..convert import ConversionOptions, analyse_network, as_example, conversion_of, flat, traced_block, uniquely_named
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
-from ..errors import DTypeError, GraphError, PolicyError, expected
+from ..errors import DTypeError, GraphError, expected
 from ..files import replacing
 from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
 from ..passes import Context
@@ -48,9 +47,8 @@ class OnnxExport:
                 f"{max(self.errors.values(), default=0.0):.2g} off MXNet in FP32")
 
 
-@also(dtype="target_dtype")
 def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, target_dtype: object = FLOAT16, *,
-                exclude: Any = None, fp32_ops: Sequence[str] | None = None, io_dtype: object = FLOAT32,
+                exclude: Any = None, fp32_ops: Sequence[str] | None = None,
                 dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:
     """Write a trained FP32 network as an ONNX file, for GPUs and runtimes that MXNet does not know.
 
@@ -71,8 +69,6 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
         The type of what is safe in it.
     exclude, fp32_ops
         What stays in FP32, as in :class:`ConversionOptions`.
-    io_dtype : {'float32', 'float16'}
-        The type of the inputs and outputs that are FP32 in MXNet.
     dynamic_batch : bool
         Whether a batch may have any size: the first dimension of inputs and outputs, and that which it decides of
         others. The file is checked with another size, too.
@@ -107,7 +103,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     arrays = blocks.parameters_of(block, [name for name in traced.symbol.list_inputs() if name not in names])
     policy = options.policy(to_graph(traced.symbol), options.device, block)[0] if target == FLOAT16 else None
     return export_symbol(traced.symbol, arrays, dict(zip(names, flat(example))), path,
-                         policy, io_dtype=io_dtype, dynamic_batch=dynamic_batch, max_error=max_error)
+                         policy, dynamic_batch=dynamic_batch, max_error=max_error)
 
 
 def _target(given: object) -> str:
@@ -118,13 +114,11 @@ def _target(given: object) -> str:
 
 
 def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: Mapping[str, mx.nd.NDArray],
-                  path: str | os.PathLike, policy: Policy | None, *, io_dtype: object = FLOAT32,
+                  path: str | os.PathLike, policy: Policy | None, *,
                   dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:
     """Write a symbol with its parameters: in FP32 without a policy. The rest is as in :func:`export_onnx`."""
     onnx = precision.onnx_package()
-    target, low_io = (FLOAT32 if policy is None else FLOAT16), _target(io_dtype) == FLOAT16
-    if low_io and policy is None:
-        raise PolicyError("io_dtype='float16' is for target_dtype='float16': expected both")
+    target = FLOAT32 if policy is None else FLOAT16
     allowed = MAX_ERRORS[target] if max_error is None else checks.above_zero("max_error", max_error)
     symbol, graph, arrays, data = _in_fp32(symbol, arrays, data)
     made = mx2onnx.export(symbol, graph, arrays, data)
@@ -132,8 +126,8 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
     model, checked, low, casts = made.model, comparison.model, 0, 0
     if policy is not None:
         low, lowered = _lowered(made, graph, policy)
-        casts = precision.to_float16(model, lowered, low_io)
-        precision.to_float16(checked, lowered, low_io)
+        casts = precision.to_float16(model, lowered)
+        precision.to_float16(checked, lowered)
     trials = [data]
     if dynamic_batch:
         trials.append(_another_batch(symbol, graph, data))

@@ -32,13 +32,12 @@ def onnx_package() -> Any:
     return onnx
 
 
-def to_float16(model: Any, lowered: Mapping[str, bool], low_io: bool = False) -> int:
+def to_float16(model: Any, lowered: Mapping[str, bool]) -> int:
     """Put casts to and from float16 into an FP32 model; return how many there are.
 
-    ``lowered`` tells, by the first output of each node, whether that runs in float16, and ``low_io`` whether inputs and
-    outputs are float16.
+    ``lowered`` tells, by the first output of each node, whether that runs in float16.
     """
-    return _Caster(model, lowered).run(low_io)
+    return _Caster(model, lowered).run()
 
 
 class _Caster:
@@ -57,22 +56,17 @@ class _Caster:
         self.nodes: list[Any] = []
         self.casts = 0
 
-    def run(self, low_io: bool) -> int:
+    def run(self) -> int:
         """Edit the graph."""
         kinds = self.onnx.TensorProto
-        for each in self.graph.input if low_io else ():
-            if each.type.tensor_type.elem_type == kinds.FLOAT:
-                each.type.tensor_type.elem_type = self.types[each.name] = kinds.FLOAT16
         outputs = {each.name: each for each in self.graph.output}
         for node in list(self.graph.node):
             self._lower(node, kinds)
             self.nodes.append(node)
         for each in outputs.values():
-            given = each.type.tensor_type.elem_type
-            wanted = kinds.FLOAT16 if low_io and given == kinds.FLOAT else given
+            wanted = each.type.tensor_type.elem_type
             if self.types.get(each.name) != wanted:
                 self._cast_output(each.name, wanted)
-            each.type.tensor_type.elem_type = wanted
         del self.graph.node[:], self.graph.value_info[:]
         self.graph.node.extend(self.nodes)
         used = {name for node in self.nodes for name in node.input} | set(outputs)

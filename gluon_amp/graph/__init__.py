@@ -11,7 +11,6 @@ from .edit import (
     has_control_flow,
     identity,
     inline_cached_ops,
-    named_by,
     operator,
     put_in_order,
     redirect,
@@ -21,5 +20,5 @@ from .edit import (
 from .graph import VARIABLE, WISHES, Cause, Decision, Entry, Graph, Node, Role, unique_name
 
 __all__ = ["BODIES", "CAST", "MULTICAST", "VARIABLE", "WISHES", "Cause", "Consumers", "Decision", "Entry", "Graph",
-           "Node", "Role", "cast", "cast_nodes", "has_control_flow", "identity", "inline_cached_ops", "named_by",
+           "Node", "Role", "cast", "cast_nodes", "has_control_flow", "identity", "inline_cached_ops",
            "operator", "put_in_order", "redirect", "set_subgraphs", "subgraphs_of", "unique_name"]

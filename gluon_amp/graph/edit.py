@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import Iterator, Mapping, Sequence
+from typing import Mapping, Sequence
 
 from .graph import Entry, Graph, Node, Role
 
@@ -13,13 +13,6 @@ _CACHED_OP = "_CachedOp"
 _SUBGRAPHS = "subgraphs"
 # Loops and branches, and which of the graphs that they hold have a backward pass: bodies, and both branches.
 BODIES: Mapping[str, tuple[int, ...]] = {"_foreach": (0,), "_while_loop": (1,), "_cond": (1, 2)}
-
-
-def named_by(tensor: str) -> Iterator[str]:
-    """Yield the possible names of a tensor's node: the engine appends the name of the output or input."""
-    while "_" in tensor:
-        tensor = tensor.rpartition("_")[0]
-        yield tensor
 
 
 def operator(op: str, name: str, inputs: list[Entry], like: Entry, role: Role = Role.HELPER, **attrs: object) -> Node:

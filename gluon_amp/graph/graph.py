@@ -51,7 +51,6 @@ class Decision:
     cause: Cause  # the kind of reason, for programs
     note: str  # the reason, for people
     fp32_inputs: tuple[int, ...] = ()  # positions of inputs that stay FP32 whatever the data runs in
-    rounded_inputs: tuple[int, ...] = ()  # positions of inputs that stay FP32, with values of the target type
     safe: bool = True  # False where a low-precision kernel is missing or wrong
 
 

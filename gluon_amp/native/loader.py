@@ -1,4 +1,4 @@
-"""Find the C++ libraries and load them, once and when first asked for."""
+"""Find the C++ libraries and load them, once and when first asked for; the operators that are called from Python."""
 from __future__ import annotations
 
 import ctypes
@@ -6,19 +6,18 @@ import functools
 import logging
 import os
 import platform
-import struct
 import sys
 import threading
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Mapping, Sequence
 
+import mxnet as mx
 from mxnet.base import MXNetError
 
-from .._mxnet.arrays import load_library
-from .._mxnet.invoke import is_registered
-from .._start import elf_segments
+from .._mxnet.arrays import bring_to_plain_layout, load_library
+from .._mxnet.invoke import invoke, is_registered, original_invoke, run_operator
 
 VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_dropout", "_gluon_amp_gelu",
@@ -78,8 +77,7 @@ def say_what_is_missing() -> None:
 
 
 def _seems_in_order() -> bool:
-    path = None if _core().missing else next(onednn_files(), None)
-    return path is not None and not _is_cut_short(path)
+    return not _core().missing and next(onednn_files(), None) is not None
 
 
 def _say(library: Library) -> None:
@@ -135,8 +133,6 @@ def _load_onednn(core: Library) -> Library:
     missing = core.missing
     if not missing:
         path = next(onednn_files(), None)
-        if path is not None and _is_cut_short(path):
-            return Library("onednn", frozenset(), f"{path} is cut short: {_INSTALL}")
         try:
             version = _onednn_version(ctypes.CDLL(str(path or _ONEDNN_FILE), mode=os.RTLD_LOCAL))
         except (OSError, AttributeError) as error:
@@ -168,38 +164,31 @@ def _obstacle(path: Path) -> str:
         return f"switched off by {VARIABLE}=0"
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return f"made for Linux on x86-64, not for {platform.system()} on {platform.machine()}"
-    if not path.exists() and _is_source(path):
-        return (f"this is the source folder {path.parents[2]}, in which {path.name} was not built; what pip has "
-                "installed is elsewhere. Start Python in another folder, or run: python -m pip install -e .")
     if not path.exists():
         return (f"{path.name} was not built: no C++17 compiler with OpenMP was found when gluon_amp was installed. "
                 "Install one (such as the package g++) and install gluon_amp again")
-    if _is_cut_short(path):
-        return f"{path.name} is cut short: install gluon_amp again"
     return ""
-
-
-def _is_source(path: Path) -> bool:
-    """Tell whether a library would lie in the package's source folder, while another copy of it is installed."""
-    try:
-        files = metadata.files("gluon_amp") or []
-    except metadata.PackageNotFoundError:
-        files = []
-    installed = [Path(str(file.locate())).resolve() for file in files if file.name == path.name]
-    return ((path.parents[2] / "setup.py").exists()
-            and any(each != path.resolve() and each.exists() for each in installed))
-
-
-def _is_cut_short(path: Path) -> bool:
-    """Tell whether a 64-bit library lacks the end of what would be mapped, which would end the process."""
-    length = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            segments = elf_segments(file)  # none of what is no such file: the system says what is wrong
-    except struct.error:
-        return True
-    return any(offset + held > length for _, _, offset, _, _, held in segments)
 
 
 def _last_line(error: Exception) -> str:
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+
+
+# Each with the number of states that a weight has.
+UPDATES: Mapping[str, int] = {"sgd": 0, "sgd_momentum": 1, "nag": 1, "adam": 2, "adamw": 2, "lamb": 2}
+
+
+def update(kind: str, weights: Sequence[mx.nd.NDArray], grads: Sequence[mx.nd.NDArray],
+           states: Sequence[Sequence[mx.nd.NDArray]], lrs: Sequence[float], wds: Sequence[float],
+           **options: object) -> None:
+    """Update weights and states in place, as MXNet's operators for one weight do."""
+    # Weights are waited for: ask for the update when the gradients are known, as after the check of an overflow.
+    bring_to_plain_layout(weights)
+    arrays = [array for group in zip(weights, grads, *states) for array in group]
+    attrs = {"num_weights": len(weights), "lrs": list(map(float, lrs)), "wds": list(map(float, wds)), **options}
+    invoke(f"_gluon_amp_{kind}", arrays, {name: str(value) for name, value in attrs.items()})
+
+
+def all_finite(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Compute 1 where all values of float32 arrays are finite, 0 otherwise."""
+    return run_operator(original_invoke, "_gluon_amp_all_finite", arrays, {"num_arrays": str(len(arrays))})

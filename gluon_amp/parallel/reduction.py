@@ -17,8 +17,7 @@ from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, closest
 from ..state.in_force import in_force
-from .groups import Group, GroupStore, total_of
-from .world import horovod_group, store_group
+from .groups import Group, GroupStore, horovod_group, store_group, total_of
 
 _NATIVE_STORES = ("local", "device", "nccl", "dist")  # MXNet looks for these in a name, and takes others for local
 _SAME_EXPONENT = 1e-9

@@ -153,10 +153,7 @@ def place_casts(graph: Graph, context: Context) -> int:
     for node, types in zip(nodes, asked):
         for position, wanted in enumerate(types):
             if wanted is not None:
-                entry = node.inputs[position]
-                if node.decision is not None and position in node.decision.rounded_inputs:
-                    entry = to(entry, context.target)
-                node.inputs[position] = to(entry, wanted)
+                node.inputs[position] = to(node.inputs[position], wanted)
     graph.heads = [to(head, FLOAT32) if dtype == FLOAT32 else head for head, dtype in zip(graph.heads, context.outputs)]
     return len(made)
 

@@ -23,7 +23,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import bring_to_plain_layout, is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
-from .._mxnet.engine import check_waiting, serialize_execution, waiting
+from .._mxnet.engine import check_waiting, readable, serialize_execution, waiting
 from .._mxnet.invoke import Callback, UpstreamCachedOp
 from .._mxnet.symbols import dtype_name, from_graph, keep_marks, to_graph
 from ..dtypes import FLOAT32, LOW_PRECISION
@@ -36,8 +36,7 @@ from ..passes import Concern, Facts
 from ..passes.gradients import is_scale
 from ..state.in_force import frame, in_force
 from ..state.state import State, remember
-from .observers import operator_callback, refuse_inputs_of_loops
-from .planner import Plan, Planner
+from .planner import Plan, Planner, refuse_inputs_of_loops
 
 _MOST_REQUESTS = 32
 _MANY_CALLS = 16  # that make up for the cached op that is made anew when another plan's turn is over
@@ -169,8 +168,7 @@ class RewritingCachedOp:
         recording, training, traced = autograd.is_recording(), autograd.is_training(), self.traced
         sparse = frozenset(name for name, array in zip(self.names, args) if isinstance(array, BaseSparseNDArray))
         evaluates = traced.depends_on_evaluating and recording and not training
-        # A hook is to see maps as the program made them.
-        trains = traced.depends_on_training and recording and training and not self._hook
+        trains = traced.depends_on_training and recording and training and not self._hook  # which knows maps as NCHW
         facts = Facts(dtypes=self._dtypes(args), device=state.key(args[0].context) if args else "cpu",
                       accumulated=self._accumulated(args) if recording else frozenset(),
                       concerned=self._concerns(args, evaluates) if recording else frozenset(),
@@ -233,12 +231,11 @@ class RewritingCachedOp:
         self._hook = (callback, monitor_all)
 
     def _observe(self, operation: UpstreamCachedOp, plan: Plan | None) -> None:
-        """Let the hook see the operators that are about to run, as the program knows them."""
+        """Let the hook see the operators that are about to run."""
         if (operation, self._hook) == self._observed:
             return
         callback, monitor_all = self._hook
-        if plan is not None and plan.symbol is not None:
-            callback = operator_callback(plan, callback)
+        callback = readable(callback)
         if plan is not None and plan.runs_in_turn:
             callback = waiting(callback)
         self._callback = Callback(callback)

@@ -1,37 +1,34 @@
 """Symbols that are bound, as by Module: their executors run the plan for the shapes that they have now.
 
-A symbol that was converted for inference is not trained, and takes the parameters made for it only, without AMP, too. A
-conversion that folds, drops or fuses operators notes its rewrite on the variables concerned. The notes go along into
-files, into parts of the symbol, and into symbols made of it.
+A symbol that was converted for inference is not trained, without AMP, too. A conversion that folds, drops or fuses
+operators notes its rewrite on the variables concerned. The notes go along into files, into parts of the symbol, and
+into symbols made of it.
 """
 from __future__ import annotations
 
 import functools
-import inspect
 from dataclasses import dataclass
-from typing import Any, Callable, Collection, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import mxnet as mx
 from mxnet.executor import Executor
 from mxnet.gluon import Parameter
-from mxnet.module import Module
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _machine
-from .._mxnet.engine import check_waiting, serialize_execution, waiting
+from .._mxnet.engine import check_waiting, readable, serialize_execution, waiting
 from .._mxnet.invoke import Callback
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of, to_graph
 from .._mxnet.trainers import trainer_of, trains_anything
 from ..dtypes import BFLOAT16
 from ..errors import StateError, warn
 from ..graph import cast_nodes
-from ..graph.attrs import MADE, STORAGE
+from ..graph.attrs import STORAGE
 from ..passes import Facts
 from ..state.in_force import in_force
 from ..state.state import State
-from .observers import executor_callback, refuse_inputs_of_loops
-from .planner import Plan, Planner, Traced, spoilt_gradients
+from .planner import Plan, Planner, Traced, refuse_inputs_of_loops, spoilt_gradients
 
 _upstream_bind = mx.sym.Symbol.bind
 _DENSE = ("default", "0", "-1")  # as symbols and users note it
@@ -82,17 +79,6 @@ def refuse_trained(parameters: Mapping[str, Parameter], spoilt: Mapping[str, str
         if is_frozen and trainer is not None and not trains_anything(trainer):
             raise StateError("expected a trainer with parameters to train, found one that has those of a converted "
                              f"network only, which get no gradients. To fine-tune it, {_INSTEAD}")
-
-
-def refuse_foreign(symbol: mx.sym.Symbol, given: Collection[str]) -> None:
-    """Raise StateError where a converted symbol gets the parameters of the network that it was made from."""
-    inputs = set(symbol.list_inputs())
-    made = {name: attrs[MADE] for name, attrs in symbol.attr_dict().items() if MADE in attrs and name not in given}
-    if made and not inputs.issuperset(given):
-        name, sources = next(iter(made.items()))
-        raise StateError(f"the symbol was converted, and its parameters with it: expected those that the conversion "
-                         f"returned, received some without {name!r}, which is made of {sources}. Convert these "
-                         "parameters as well, or convert with optimize='none', which keeps them")
 
 
 @dataclass(eq=False)
@@ -188,11 +174,10 @@ class PlannedExecutor(Executor):
         return {**inferred, **given}
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
-        """Call a function with the name and handle of every output of the user's symbol, in the user's types."""
+        """Call a function with the name and handle of every output of the operators that run."""
         refuse_inputs_of_loops(self.plan.traced.graph, monitor_all)
         self._callback = callback
-        if self.plan.symbol is not None:
-            callback = executor_callback(self.plan, callback)
+        callback = readable(callback)
         self._kept = Callback(waiting(callback) if self.plan.runs_in_turn else callback)
         super().set_monitor_callback(self._kept, monitor_all)
 
@@ -230,8 +215,6 @@ def make_bind(original: Callable) -> Callable:
                     for name, request in _requests_of(grad_req, symbol).items()}
 
         def bound(runs: mx.sym.Symbol) -> Executor:
-            if isinstance(args, dict):
-                refuse_foreign(runs, args)
             _refuse_training(runs, requests, ctx)
             return original(runs, ctx, args, args_grad, grad_req, aux_states, *rest, **kwargs)
 
@@ -328,25 +311,3 @@ def _only_inputs(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, A
 def _inferred_shapes(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     known = {name: shape for name, shape in _only_inputs(symbol, given).items() if isinstance(shape, tuple)}
     return {name: shape for name, shape in of_inputs(symbol, symbol.infer_shape_partial(**known)).items() if shape}
-
-
-def make_init_params(original: Callable) -> Callable:
-    """Make the function that takes the place of ``Module.init_params``."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def init_params(module: Module, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(module, *args, **kwargs).arguments.get("arg_params")
-        if given is not None:
-            refuse_foreign(module.symbol, given)
-        original(module, *args, **kwargs)
-    return init_params
-
-
-def make_copy_params_from(original: Callable) -> Callable:
-    """Make the function that takes the place of ``Executor.copy_params_from``."""
-    @functools.wraps(original)
-    def copy_params_from(executor: Executor, arg_params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        refuse_foreign(executor._symbol, arg_params)
-        original(executor, arg_params, *args, **kwargs)
-    return copy_params_from

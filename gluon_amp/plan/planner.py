@@ -16,7 +16,8 @@ from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..eager.custom_operators import inputs_with_own_gradient
 from ..eager.loss_scale import loss_scale
-from ..graph import Entry, Graph, Node, Role, has_control_flow, subgraphs_of
+from ..errors import StateError
+from ..graph import BODIES, Entry, Graph, Node, Role, has_control_flow, subgraphs_of
 from ..graph.attrs import CONVERSION, INFERENCE, MADE, region
 from ..passes import Concern, Facts, Shaped, channels_last
 from ..passes.float16 import widen
@@ -152,6 +153,14 @@ class Traced:
             "factors first": factors_come_first}
         return frozenset(Shaped(node.name, what) for what, holds in decided.items() for node, found in read
                          if holds(node, found))
+
+
+def refuse_inputs_of_loops(graph: Graph, monitor_all: bool) -> None:
+    """Raise StateError where a hook or monitor asks for what loops or branches read, for which MXNet has no names."""
+    names = [node.name for node in graph.operators() if monitor_all and node.op in BODIES]
+    if names:
+        raise StateError(f"expected monitor_all=False for a network with loops or branches ({', '.join(names[:3])}), "
+                         "received True: MXNet cannot name their inputs, and fails")
 
 
 def spoilt_gradients(symbol: mx.sym.Symbol) -> dict[str, str]:

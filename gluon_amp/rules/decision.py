@@ -28,7 +28,6 @@ class Rule:
     rule: str  # ``'LOWER'``, ``'FP32'``, ``'WIDEST'``, ``'NEUTRAL'`` or ``'KEEP'``
     when: tuple[str, tuple[str, ...]] | None = None  # attribute and values for which it holds; always, when None
     fp32_inputs: tuple[int, ...] = ()  # inputs that stay FP32 whatever the data does; so do outputs after the first
-    rounded_inputs: tuple[int, ...] = ()  # inputs that stay FP32 in type, and are rounded to values of the target type
     min_channels: int = 0  # it holds for inputs of at least this many channels (axis 1), where the shape is known
     # False when the target type has no kernel for the operator, or one that is wrong or corrupts memory: user lists
     # cannot force it into low precision
@@ -44,7 +43,7 @@ class Rule:
     @cached_property
     def decision(self) -> Decision:
         """The decision where the rule holds."""
-        return Decision(self.rule, self.cause, self.note, self.fp32_inputs, self.rounded_inputs, self.safe)
+        return Decision(self.rule, self.cause, self.note, self.fp32_inputs, self.safe)
 
 
 SWITCHED_OFF = Decision(FP32, Cause.REGION, "inside an autocast(enabled=False) region, or an excluded block")
@@ -108,4 +107,4 @@ def within_range(decision: Decision, op: str, attrs: Mapping[str, str], dtype: s
 
 def in_fp32(decision: Decision, note: str) -> Decision:
     """Return a decision for FP32 because of a constant."""
-    return replace(decision, rule=FP32, cause=Cause.CONSTANT, note=note, rounded_inputs=())
+    return replace(decision, rule=FP32, cause=Cause.CONSTANT, note=note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import combinations
 from typing import Any, Callable, Mapping, Sequence, Tuple
@@ -19,7 +19,6 @@ from .shapes import BLOCK, SHAPE_RULES, ShapeRule, can_fold_stride
 from .tables import table
 
 ConditionalOp = Tuple[str, str, Sequence[str]]
-_MOST_SHOWN = 6
 _FORMAT = "gluon_amp policy 1"
 _SQUARES = {"elemwise_mul": "square", "broadcast_mul": "square", "_npi_multiply": "_npi_square"}
 # For operators of libraries that were loaded, or of a later MXNet.
@@ -59,8 +58,6 @@ class Policy:
     Examples
     --------
     >>> policy = Policy('bf16', excluded=frozenset({'net_dense0_fwd'}))
-    >>> policy
-    Policy('bfloat16', excluded={'net_dense0_fwd'})
     >>> policy.decide('FullyConnected', {}).rule
     'LOWER'
     """
@@ -75,16 +72,6 @@ class Policy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_dtype", normalize(self.target_dtype, or_float32=True))
-
-    def __repr__(self) -> str:
-        """Show the type and what differs from the defaults; of overrides the operators and their rules."""
-        plain = Policy(self.target_dtype)
-        given = {each.name: getattr(self, each.name) for each in fields(self)
-                 if getattr(self, each.name) != getattr(plain, each.name)}
-        given["overrides"] = {op: " or ".join(dict.fromkeys(rule.rule for rule in rules))
-                              for op, rules in self.overrides.items() if rules}
-        shown = [f"{name}={_shown(value)}" for name, value in given.items() if value not in ({}, frozenset())]
-        return f"Policy({', '.join([repr(self.target_dtype), *shown])})"
 
     @property
     def lowers(self) -> bool:
@@ -209,20 +196,11 @@ class Policy:
         return None if depends else first.decision
 
     def may_lower(self, op: str) -> bool:
-        """Tell whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""
-        return any(rule.rule == LOWER or rule.rounded_inputs for rule in self._rules(op))
+        """Tell whether some use of an operator on FP32 inputs runs in low precision."""
+        return any(rule.rule == LOWER for rule in self._rules(op))
 
     def _rules(self, op: str) -> tuple[Rule, ...]:
         return (*self.overrides.get(op, ()), *table(self.target_dtype).get(op, ()), _DEFAULT)
-
-
-def _shown(value: Any) -> str:
-    """Write a field's value: sets and dicts in order, and no more of them than fit a line."""
-    if not isinstance(value, (frozenset, dict)):
-        return repr(value)
-    items = sorted(f"{key!r}: {value[key]}" if isinstance(value, dict) else repr(key) for key in value)
-    more = [f"and {len(items) - _MOST_SHOWN} more"] if len(items) > _MOST_SHOWN else []
-    return "{" + ", ".join(items[:_MOST_SHOWN] + more) + "}"
 
 
 def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
@@ -236,7 +214,7 @@ def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
 
 def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """Return a file's rules for an operator, after the table's rules that it may not override."""
-    if all(rule.rule == FP32 and not rule.rounded_inputs for rule in rules):
+    if all(rule.rule == FP32 for rule in rules):
         return rules
     refused = refused_rules("overrides", target_dtype, op)
     fixed = {position for rule in table(target_dtype).get(op, ()) for position in rule.fp32_inputs}
@@ -248,11 +226,11 @@ def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, .
 
 
 def _read_rule(raw: Mapping[str, Any]) -> Rule:
-    known = {key: value for key, value in raw.items() if key != "name"}  # earlier versions wrote the operator's
+    # Earlier versions wrote the operator's name, and inputs that Apex's O3 rounded.
+    known = {key: value for key, value in raw.items() if key not in ("name", "rounded_inputs")}
     if raw["rule"] not in RULES:
         raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", raw["rule"]))
-    read: dict[str, Any] = {name: tuple(whole(name, position, 0) for position in raw[name])
-                            for name in ("fp32_inputs", "rounded_inputs")}
+    read: dict[str, Any] = {"fp32_inputs": tuple(whole("fp32_inputs", position, 0) for position in raw["fp32_inputs"])}
     checks: dict[str, Callable[[str, Any], Any]] = {
         "min_channels": partial(whole, least=0), "safe": true_or_false, "note": _text}
     read.update((name, check(name, raw[name])) for name, check in checks.items() if name in raw)

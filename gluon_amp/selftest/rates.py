@@ -20,7 +20,6 @@ from ..costs import CALL, CAST, KERNELS, TRANSPOSE, Kernel, own_file, preferring
 from ..dtypes import BFLOAT16, FLOAT32, LOW_PRECISION, cpu_isa
 from ..errors import StateError
 from ..files import replacing
-from ..progress import progress_bar
 from ..session import hooks
 from ..state.devices import choose, device_supports
 from ..state.in_force import under
@@ -73,15 +72,15 @@ _OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-def measure(shown: bool = True) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """Return the row of this CPU; raise StateError while other programs run, which would be measured with it."""
     others = _machine.others_running()
     if others:
         raise StateError(f"expected a machine on which nothing else runs, found {others} busy threads: measure again "
                          "when they have ended")
-    with hooks.kept_in_place(), progress_bar(_LAYERS, desc="measure", unit="layer", shown=shown) as bar:
-        layers = []
-        for layer in bar:
+    with hooks.kept_in_place():
+        layers: list[list[Any]] = []
+        for layer in _LAYERS:
             whole = _alone(layer, ("norm", "activation"))
             convolution = list(map(min, _alone(layer, ()), whole))
             layers.append([*layer[:3], _IMAGES * layer[3] ** 2, convolution,

@@ -3,14 +3,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from dataclasses import replace
-from typing import Any, AsyncIterator, Callable, ContextManager, Iterator, Mapping
+from typing import Any, Callable, ContextManager
 
 from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import cast_arrays
-from ..aliases import also, answers
+from ..aliases import answers
 from ..context import ContextStack
 from ..dtypes import FLOAT32, normalize
 from ..errors import DTypeError, PolicyError, StateError, expected
@@ -36,8 +35,7 @@ class autocast:
 
     Regions nest, the innermost counts, and each belongs to its thread, and to its asyncio task. They work with and
     without :func:`init`. Inside a ``hybrid_forward`` that is being traced, the operators keep the region's setting, so
-    that the hybridized block obeys it whenever it runs. A decorated generator or coroutine is in the region while its
-    own code runs, not while it waits.
+    that the hybridized block obeys it whenever it runs.
 
     Parameters
     ----------
@@ -55,8 +53,8 @@ class autocast:
     False
     """
 
-    @also(target_dtype="dtype")
-    @answers(device_type="the device of the arrays decides: leave it out, as in amp.autocast(dtype='float16')",
+    @answers(target_dtype="it is called dtype",
+             device_type="the device of the arrays decides: leave it out, as in amp.autocast(dtype='float16')",
              cache_enabled="a graph casts each parameter once: leave it out")
     def __init__(self, enabled: bool = True, dtype: object = None):
         _refuse_device_or_type(enabled)
@@ -88,7 +86,7 @@ class autocast:
             frame.hybrid_blocks += hidden  # a generator may begin in a call of a block and end outside of it
 
     def __call__(self, function: Callable) -> Callable:
-        """Return a function, generator or coroutine function that runs in the region."""
+        """Return a function that runs in the region."""
         return run_in(lambda: self, function)
 
     def _state(self) -> State:
@@ -137,87 +135,19 @@ def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
 
 
 def run_in(region: Region, function: Callable, prepared: Callable | None = None) -> Callable:
-    """Return a function of the same kind that runs in a region; `prepared` changes its arguments there.
+    """Return a function that runs in a region; ``prepared`` changes its arguments there."""
+    if any(kind(function) for kind in (inspect.isgeneratorfunction, inspect.iscoroutinefunction,
+                                       inspect.isasyncgenfunction)):
+        raise TypeError(f"expected a plain function, received {function.__name__}, which waits: write "
+                        "`with amp.autocast(...):` inside of it, around the code that does not")
 
-    Generators and coroutines are in the region while their own code runs, and not while they wait.
-    """
-    def begun(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
         with region():
             if prepared is not None:
                 args, kwargs = prepared(args, kwargs)
             return function(*args, **kwargs)
-
-    return functools.wraps(function)(_of_kind(function)(region, begun))
-
-
-def _of_kind(function: Callable) -> Callable[[Region, Callable], Callable]:
-    """Return the maker of functions of the same kind: plain, generator, coroutine or asynchronous generator."""
-    if inspect.isasyncgenfunction(function):
-        return _async_generator
-    if inspect.iscoroutinefunction(function):
-        return _coroutine
-    return _generator if inspect.isgeneratorfunction(function) else _plain
-
-
-def _plain(region: Region, begun: Callable) -> Callable:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return begun(args, kwargs)
     return run
-
-
-def _generator(region: Region, begun: Callable) -> Callable:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return (yield from _steps(region, begun(args, kwargs)))
-    return run
-
-
-def _coroutine(region: Region, begun: Callable) -> Callable:
-    async def run(*args: Any, **kwargs: Any) -> Any:
-        return await _awaited(region, begun(args, kwargs))
-    return run
-
-
-def _async_generator(region: Region, begun: Callable) -> Callable:
-    async def run(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        body = begun(args, kwargs)
-        step, given = body.asend, None
-        try:
-            while True:
-                try:
-                    value = await _awaited(region, step(given))
-                except StopAsyncIteration:
-                    return
-                try:
-                    step, given = body.asend, (yield value)
-                except GeneratorExit:
-                    raise
-                except BaseException as error:  # thrown in: the generator's own code may catch it
-                    step, given = body.athrow, error
-        finally:
-            await _awaited(region, body.aclose())
-    return run
-
-
-def _steps(region: Region, body: Any) -> Iterator[Any]:
-    """Yield the values of a generator or a coroutine, and run it in a region from one of them to the next."""
-    step, given = body.send, None
-    while True:
-        try:
-            with region():
-                value = step(given)
-        except StopIteration as end:
-            return end.value
-        try:
-            step, given = body.send, (yield value)
-        except GeneratorExit:  # before the end: from Python 3.13 on an ended generator must not be closed
-            with region():
-                body.close()
-            raise
-        except BaseException as error:  # thrown in: the generator's own code may catch it
-            step, given = body.throw, error
-
-
-_awaited: Any = types.coroutine(_steps)
 
 
 def float32_function(function: Callable) -> Callable:

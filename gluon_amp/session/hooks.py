@@ -14,7 +14,6 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.executor import Executor
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
-from mxnet.module import Module
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
@@ -200,8 +199,6 @@ def _make_update(original: Callable) -> Callable:
             original(trainer, ignore_stale_grad)
         if scaler is None:
             running_stats.decided(trainer, skipped=False)
-        if block_settings.level is not None:
-            block_settings.level.updated(trainer)
     return update
 
 
@@ -228,8 +225,6 @@ def _make_amp_loss_scale(original: Any) -> property:
 _OF_CONVERTED: _Replacements = (
     (mx.sym.Symbol, "bind", executors.make_bind),
     (mx.sym.Symbol, "simple_bind", executors.make_simple_bind),
-    (Module, "init_params", executors.make_init_params),
-    (Executor, "copy_params_from", executors.make_copy_params_from),
 )
 _REPLACEMENTS: _Replacements = (
     (register, "_imperative_invoke", _make_invoke),  # every imperative operator call

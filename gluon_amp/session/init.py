@@ -8,7 +8,7 @@ from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import passes
-from ..aliases import NO_TUNING, also, answers
+from ..aliases import NO_TUNING, answers
 from ..dtypes import normalize
 from ..errors import PolicyError, StateError, expected, shown
 from ..rules import ConditionalOp, Policy
@@ -21,8 +21,8 @@ from . import hooks
 _logger = logging.getLogger("gluon_amp")
 
 
-@also(dtype="target_dtype")
-@answers(enabled="call amp.init() to switch AMP on and amp.deinit() to switch it off",
+@answers(dtype="it is called target_dtype",
+         enabled="call amp.init() to switch AMP on and amp.deinit() to switch it off",
          device_type="every device runs in its own type: leave it out",
          opt_level="that is for amp.initialize(net, trainer, opt_level=...)", tuning=NO_TUNING)
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
@@ -171,8 +171,8 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
 def exclude(*targets: Block | type | str) -> None:
     """Keep blocks in FP32, with everything inside them, until :func:`deinit`.
 
-    It does not matter how the blocks inside are called: a container may be iterated. A warning names a target that
-    matches nothing in a network that runs.
+    It does not matter how the blocks inside are called: a container may be iterated. A warning tells of a name that no
+    block has when a network runs.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ import fnmatch
 import gc
 import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Container, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Container, Iterator, Mapping, NamedTuple, Sequence
 
 from mxnet.gluon import Block
 
@@ -49,8 +49,7 @@ class Exclusions:
         self.given = False  # whether there are any
         self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
         self._patterns: dict[type | str, None] = {}
-        self._unseen: list[_Unseen] = []
-        self._ran: weakref.WeakSet[Block] = weakref.WeakSet()  # outermost blocks, while targets are unseen
+        self._unseen: list[str] = []  # names that no network was called for
         self._begin_again(0)
 
     def _begin_again(self, children: int) -> None:
@@ -70,7 +69,7 @@ class Exclusions:
                 self._blocks.update(descendants(target))
             else:
                 self._patterns[target] = None
-            self._unseen.append(_Unseen.of(target))
+                self._unseen += [target] if isinstance(target, str) else []
         self.given = self.given or bool(new)
         self._begin_again(self._children)
         return bool(new)
@@ -106,38 +105,16 @@ class Exclusions:
         return any(is_target(block, pattern) for pattern in self._patterns)
 
     def _look_for_unseen(self, outermost: Block) -> None:
-        blocks = list(descendants(outermost))
-        self._unseen = [each for each in self._unseen if not any(map(each.includes, blocks))]
-        if not self._unseen or not outermost.collect_params():  # a loss is no network
+        """Warn of names that no block has, as the first network runs."""
+        if not outermost.collect_params():  # a loss is no network
             return
-        again = outermost in self._ran
-        self._ran.add(outermost)
-        missing = [each for each in self._unseen if again or not each.may_run_later()]
-        self._unseen = [each for each in self._unseen if each not in missing]
-        for each in missing:
-            hint = closest(each.name, [block.name for block in blocks]) if each.is_pattern else ""
-            warn(f"amp.exclude: no block {each.name!r} is in {outermost.name!r} or in another network that "
-                 f"ran: it excludes nothing.{hint}")
-
-
-class _Unseen(NamedTuple):
-    """A target that is in none of the networks that ran."""
-
-    name: str
-    is_pattern: bool
-    includes: Callable[[Block], bool]
-    may_run_later: Callable[[], bool]  # whether it is about a block of a network that has not run yet
-
-    @classmethod
-    def of(cls, target: Block | type | str) -> _Unseen:
-        """Describe a target; a block may go meanwhile."""
-        if isinstance(target, Block):
-            return cls(target.name, False, weakref.WeakSet(descendants(target)).__contains__, lambda: True)
-
-        def includes(block: Block) -> bool:
-            return is_target(block, target)
-        return cls(target if isinstance(target, str) else target.__name__, isinstance(target, str), includes,
-                   lambda: any(map(includes, _living_blocks())))
+        living = list(_living_blocks())
+        for name in self._unseen:
+            if not any(is_target(block, name) for block in living):
+                hint = closest(name, [block.name for block in descendants(outermost)])
+                warn(f"amp.exclude: no block {name!r} is in {outermost.name!r} or in another network: it excludes "
+                     f"nothing.{hint}")
+        self._unseen = []
 
 
 def _living_blocks() -> Iterator[Block]:
@@ -156,7 +133,7 @@ class _BlockSettings:
 
     def __init__(self) -> None:
         self.exclusions = Exclusions()
-        self.level: Any = None  # by initialize, for trainers: gives loss scalers, and is told of updates
+        self.level: Any = None  # by initialize, for trainers: gives loss scalers
         self.changes = 0  # of exclusions and networks
         self.children = 0  # how often a block got another child
         self._forget_networks()

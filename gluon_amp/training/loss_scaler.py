@@ -40,16 +40,15 @@ class ScalerState:
     good_steps: int = 0  # steps without overflow since the scale last changed
     bad_steps: int = 0  # steps skipped in a row
     num_skipped: int = 0  # all steps skipped so far
-    overflows: int = 0  # overflows that count for the hysteresis
 
     @classmethod
     def of(cls, state: Mapping[str, float]) -> ScalerState:
         """Read what :meth:`LossScaler.state_dict` returned; raise ValueError for anything else."""
         names = [field.name for field in fields(cls)]
-        # Those of before `overflows` was counted are taken, too.
-        if not isinstance(state, Mapping) or set(state) | {names[-1]} != set(names):
+        # Earlier versions counted overflows for a hysteresis, too.
+        if not isinstance(state, Mapping) or set(state) - {"overflows"} != set(names):
             raise ValueError(expected(f"a dict with {', '.join(names)}", "state", state))
-        counts = [_count(name, state.get(name, 0)) for name in names[1:]]
+        counts = [_count(name, state[name]) for name in names[1:]]
         return cls(scale_of("scale", state["scale"]), *counts)
 
 
@@ -62,25 +61,17 @@ class ScalerRule:
     growth_interval: int = 2000
     min_scale: float = 1.0
     max_scale: float = 2.0 ** 24
-    hysteresis: int = 1
-    consecutive_hysteresis: bool = False
 
     def __call__(self, state: ScalerState, found_inf: bool) -> ScalerState:
         """Return the state after a step whose gradients were non-finite, or were not."""
         if found_inf:
-            return self._overflowed(state)
+            scale = min(state.scale, max(state.scale * self.backoff_factor, self.min_scale))
+            return ScalerState(scale, 0, state.bad_steps + 1, state.num_skipped + 1)
         good = state.good_steps + 1
         if good < self.growth_interval:
-            overflows = 0 if self.consecutive_hysteresis else state.overflows
-            return replace(state, good_steps=good, bad_steps=0, overflows=overflows)
+            return replace(state, good_steps=good, bad_steps=0)
         return replace(state, scale=max(state.scale, min(state.scale * self.growth_factor, self.max_scale)),
-                       good_steps=0, bad_steps=0, overflows=0)
-
-    def _overflowed(self, state: ScalerState) -> ScalerState:
-        overflows = min(state.overflows + 1, self.hysteresis)
-        scale = state.scale if overflows < self.hysteresis else state.scale * self.backoff_factor
-        return ScalerState(min(state.scale, max(scale, self.min_scale)), 0, state.bad_steps + 1, state.num_skipped + 1,
-                           overflows)
+                       good_steps=0, bad_steps=0)
 
 
 _DEFAULT_RULE = ScalerRule()
@@ -193,16 +184,10 @@ class DynamicLossScaler(LossScaler):
         Good steps in a row before the scale grows.
     min_scale, max_scale : float
         The scale stays between them.
-    hysteresis : int
-        At which overflow the scale falls; once it has, at every one, until it grows again. That is DeepSpeed's and
-        Megatron's rule.
-    consecutive_hysteresis : bool
-        Whether only overflows in a row count for ``hysteresis``, as with DeepSpeed's option of this name.
     """
 
     def __init__(self, init_scale: float = 2.0 ** 16, growth_factor: float = 2.0, backoff_factor: float = 0.5,
-                 growth_interval: int = 2000, min_scale: float = 1.0, max_scale: float = 2.0 ** 24,
-                 hysteresis: int = 1, consecutive_hysteresis: bool = False):
+                 growth_interval: int = 2000, min_scale: float = 1.0, max_scale: float = 2.0 ** 24):
         for name, value, low, high in (("growth_factor", growth_factor, 1.0, math.inf),
                                        ("backoff_factor", backoff_factor, 0.0, 1.0),
                                        ("max_scale", max_scale, scale_of("min_scale", min_scale), math.inf),
@@ -211,8 +196,7 @@ class DynamicLossScaler(LossScaler):
                 raise ValueError(expected(f"a number between {low} and {high}", name, value))
         super().__init__(init_scale, ScalerRule(
             float(growth_factor), float(backoff_factor), _one_or_more("growth_interval", growth_interval),
-            float(min_scale), min(float(max_scale), MOST_SCALE), _one_or_more("hysteresis", hysteresis),
-            checks.true_or_false("consecutive_hysteresis", consecutive_hysteresis)))
+            float(min_scale), min(float(max_scale), MOST_SCALE)))
 
 
 class StaticLossScaler(LossScaler):

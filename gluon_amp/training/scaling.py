@@ -1,7 +1,7 @@
 """Loss scaling for ``gluon.Trainer``: ``init_trainer``, ``scale_loss`` and ``unscale``."""
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Iterator, Sequence, Union
 
 import numpy as np
@@ -104,37 +104,14 @@ def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
     return attached_to(trainer, "get_loss_scaler").scaler_of(loss_id)
 
 
-class _NotEntered(AbstractContextManager):
-    """A loss that waits for ``with``; any other use of it is told so."""
-
-    def __init__(self, region: Any):
-        self._region = region
-
-    def __enter__(self) -> Loss:
-        return self._region.__enter__()
-
-    def __exit__(self, *details: Any) -> Any:
-        return self._region.__exit__(*details)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"what amp.scale_loss returns has no attribute {name!r}: {_ENTER}")
-
-    def _refuse(self, *others: Any) -> Any:
-        raise TypeError(f"what amp.scale_loss returns is no loss: {_ENTER}")
-
-    __len__ = __iter__ = __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __truediv__ = __neg__ = _refuse
-
-
-_ENTER = ("write `with amp.scale_loss(loss, trainer) as scaled_loss:` and autograd.backward(scaled_loss) inside")
-
-
 @answers(optimizer="the trainer stands in its place: amp.scale_loss(loss, trainer)",
          optimizers="the trainer stands in their place: amp.scale_loss(loss, trainer)",
          model="leave it out",
          delay_unscale="leave it out: gradients are unscaled by trainer.step, or by amp.unscale",
          delay_overflow_check="leave it out: overflow is looked for once, by trainer.step")
+@contextmanager
 def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_id: int = 0,
-               enabled: bool = True) -> AbstractContextManager[Loss]:
+               enabled: bool = True) -> Iterator[Loss]:
     """Scale a loss, or a list of them, for the backward pass inside the ``with`` block.
 
     The gradients then carry the scale; ``trainer.step`` divides it out, on top of the trainer's own rescaling.
@@ -167,12 +144,6 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
                 mx.autograd.backward(scaled_loss)
         trainer.step(batch_size)
     """
-    return _NotEntered(_scaling(loss, trainer, loss_id, enabled))
-
-
-@contextmanager
-def _scaling(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_id: int,
-             enabled: bool) -> Iterator[Loss]:
     if not enabled:
         yield loss
         return

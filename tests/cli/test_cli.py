@@ -1,7 +1,6 @@
 """The command line: what it prints, and its exit codes."""
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.cli import main
-from gluon_amp.cli.words import write_json
 
 pytestmark = pytest.mark.machine
 
@@ -39,12 +37,6 @@ def test_commands_of_earlier_versions_answer_with_what_to_use(name, instead, cap
 def test_errors_are_one_line(capsys):
     assert main(["report", "missing.json", "missing.params"]) == 1
     assert capsys.readouterr().err == "gluon-amp report: missing.json: No such file or directory\n"
-
-
-def test_json_has_no_word_for_numbers_that_are_not_finite(capsys):
-    write_json({"a": [1.5, float("nan"), (float("inf"), "x")], "b": {"c": -float("inf"), "d": True}}, "-")
-    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
-        "a": [1.5, None, [None, "x"]], "b": {"c": None, "d": True}}
 
 
 @pytest.mark.parametrize("argv", [["nonsense"], ["check", "--nonsense"]])

@@ -54,10 +54,10 @@ def doubled(self, right=selftest._Training._backward):
     ("overflow", "changes_weights", lambda self, gradient: True)])
 def test_a_fault_is_found_and_ends_with_1(part, name, planted, monkeypatch, capsys):
     monkeypatch.setattr(selftest._Training, name, planted)
-    assert main(["check", "--device", "cpu", "--json", "-"]) == 1
-    found = {each["name"]: each["verdict"] for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert found[f"{device_supports()['cpu'].dtype} {part}"] == WRONG
-    assert OK in found.values()
+    assert main(["check", "--device", "cpu"]) == 1
+    said = capsys.readouterr().out
+    assert f"{WRONG}: {device_supports()['cpu'].dtype} {part}" in said
+    assert f"{OK}: " in said
 
 
 def test_an_error_of_the_engine_is_one_line(monkeypatch):

@@ -52,12 +52,10 @@ def run(capsys, *argv):
 class TestConvert:
     def test_it_writes_the_files_of_the_converted_network(self, folder, tmp_path, capsys):
         code, out, _ = run(capsys, "convert", *model(folder), "-o", tmp_path / "new" / "dir", "--data",
-                           "data:1,16,8,8", "--json", "-")
-        record = json.loads(out)
+                           "data:1,16,8,8")
         assert code == 0
         assert sorted(os.listdir(tmp_path / "new" / "dir")) == ["small-0007.params", "small-symbol.json"]
-        assert record["steps"]["fold_batch_norm"] == 1
-        assert all(os.path.exists(path) for path in record["files"])
+        assert "fold_batch_norm 1" in " ".join(out.split())
 
     def test_a_disk_that_is_full_is_said_to_be_so(self, folder, tmp_path):
         code = ("import resource, sys, gluon_amp.cli as cli; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
@@ -70,8 +68,8 @@ class TestConvert:
 
     def test_exclusions_and_types_reach_the_conversion(self, folder, tmp_path, capsys):
         _, out, _ = run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "float32", "--optimize",
-                        "fold_batch_norm", "--json", "-")
-        assert json.loads(out)["target_dtype"] == "float32"
+                        "fold_batch_norm")
+        assert out.startswith("Converted to float32: ")
         code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "x", "--exclude", "small_dens0_fwd")
         assert code == 1
         assert "Did you mean 'small_dense0_fwd'" in err
@@ -137,11 +135,10 @@ class TestConvert:
 
     def test_int8_needs_data(self, folder, tmp_path, capsys):
         np.savez(tmp_path / "data.npz", data=np.random.RandomState(0).normal(size=(4, 16, 8, 8)))
-        options = ["-o", tmp_path / "out", "--dtype", "float32", "--json", "-"]
-        _, out, _ = run(capsys, "convert", *model(folder), *options, "--int8", "--calib-data", tmp_path / "data.npz")
-        record = json.loads(out)
-        assert record["int8"] or record["wide"]  # layers that do, and those that do not with the reason
-        for wrong, said in (["--int8"], "calib_data: INT8 needs data"), (["--time-limit", "9"], "give calib_data"):
+        options = ["-o", tmp_path / "out", "--dtype", "float32"]
+        code, _, _ = run(capsys, "convert", *model(folder), *options, "--int8", "--calib-data", tmp_path / "data.npz")
+        assert code == 0
+        for wrong, said in (["--int8"], "calib_data: INT8 needs data"), (["--calib-batches", "9"], "give calib_data"):
             code, _, err = run(capsys, "convert", *model(folder), *options, *wrong)
             assert code == 1
             assert said in err
@@ -224,14 +221,10 @@ class TestReport:
 
     def test_the_operators(self, folder, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "100")
-        _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8", "--json", "-")
-        found = json.loads(out)
-        assert [row["op"] for row in found["operators"]][:2] == ["Convolution", "BatchNorm"]
-        assert found["operators"][0]["block"] == "small_conv0"
-        assert found["conversion"] is None
-        assert not amp.is_active()
         code, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
         assert code == 0
+        assert "small_conv0_fwd" in out
+        assert not amp.is_active()
         assert max(map(len, out.splitlines())) <= 100
 
     def test_names_are_whole_however_narrow_the_terminal_is(self, folder, capsys, monkeypatch):
@@ -250,12 +243,10 @@ class TestReport:
     def test_a_converted_network_is_reported_as_it_is_and_how_it_was_converted(self, folder, tmp_path, capsys):
         run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "half", "--exclude", "small_dense0_fwd")
         files = [tmp_path / "small-symbol.json", tmp_path / "small-0007.params"]
-        _, out, err = run(capsys, "report", *files, "--data", "data:2,16,8,8", "--json", "-")
-        found = json.loads(out)
-        assert "BatchNorm" not in [row["op"] for row in found["operators"]]
-        assert (found["conversion"]["target_dtype"], found["conversion"]["steps"]["fold_batch_norm"]) == ("float16", 1)
+        _, out, err = run(capsys, "report", *files, "--data", "data:2,16,8,8")
+        assert "BatchNorm" not in out
+        assert "fold_batch_norm 1" in " ".join(out.split())
         assert "gluon-amp report: warning: this machine has no GPU that runs float16" in err
-        _, out, _ = run(capsys, "report", *files, "--data", "data:2,16,8,8")
         assert out.startswith("Converted to float16: ")
 
     def test_without_data_it_says_what_is_missing(self, folder, capsys):

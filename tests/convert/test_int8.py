@@ -18,8 +18,7 @@ import gluon_amp as amp
 from gluon_amp._mxnet import quantizer
 from gluon_amp.dtypes import _ISA_LEVELS, BFLOAT16, cpu_isa
 
-QUIET = {"progress": False}
-ONLY = {"dtypes": ["int8"], **QUIET}  # not where it is faster alone
+ONLY = {"dtypes": ["int8"]}  # not where it is faster alone
 LEVELS = [each for each in ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "AVX512_CORE_AMX")
           if _ISA_LEVELS.index(each) <= _ISA_LEVELS.index(cpu_isa())]
 
@@ -56,7 +55,7 @@ for name, (kind, options, shape, rectified, signed) in json.loads(sys.argv[1]).i
     net(x)
     for parameter in net.collect_params().values():
         parameter.set_data(mx.nd.array(random.normal(size=parameter.shape)))
-    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, dtypes=["int8"], progress=False)
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, dtypes=["int8"])
     found, largest = fast(x).asnumpy(), abs(net(x).asnumpy()).max()
     x = mx.nd.array(rounded(x.asnumpy(), None, 127.5 if signed else 255.5))
     weight = net[0].weight.data().asnumpy()
@@ -222,7 +221,7 @@ def test_the_rest_runs_in_bfloat16():
     net, x = residual()
     wanted = net(x)
     fast = amp.convert_hybrid_block(net, "int8", calib_data=x, dtypes=("int8", "bfloat16"), exclude="net_conv0_fwd",
-                                    max_error=0.5, **QUIET)
+                                    max_error=0.5)
     assert fast.conversion.target_dtype == "bfloat16"
     assert set(fast.conversion.int8) == {"net_batchnorm0_fwd", "net_dense0_fwd"}
     assert relative(fast(x), wanted) < 0.05
@@ -244,7 +243,7 @@ def test_convolutions_of_sequences_stay_out_of_it():
 class TestCalibration:
     def test_ranges_are_collected_once_and_kept_in_a_file(self, tmp_path):
         net, x = residual()
-        known = amp.calibrate(net, [x, x * 2], **QUIET)
+        known = amp.calibrate(net, [x, x * 2])
         assert known.batches == 2
         assert known.ranges["data"] == (float(x.min().asscalar()) * 2, float(x.max().asscalar()) * 2)
         known.save(tmp_path / "ranges.json")
@@ -265,14 +264,14 @@ class TestCalibration:
     def test_data_comes_in_any_form(self, wrap):
         net, x = residual()
         assert amp.convert_hybrid_block(net, "int8", calib_data=wrap(x), **ONLY).conversion.int8
-        assert amp.calibrate(net, wrap(x), **QUIET).ranges["data"] == (float(x.min().asscalar()),
+        assert amp.calibrate(net, wrap(x)).ranges["data"] == (float(x.min().asscalar()),
                                                                        float(x.max().asscalar()))
 
     @pytest.mark.parametrize("value", [0, 1])
     def test_entropy_says_nothing_of_equal_values(self, value):
         net, x = residual()
         same = mx.nd.full(x.shape, value)
-        ranges = [amp.calibrate(net, [same, x * 0, same], calib_mode=mode, **QUIET).ranges for mode in
+        ranges = [amp.calibrate(net, [same, x * 0, same], calib_mode=mode).ranges for mode in
                   ("naive", "entropy")]
         assert ranges[1]["data"] == ranges[0]["data"] == (0, value)
         assert ranges[1]["net_conv0_fwd"] == ranges[0]["net_conv0_fwd"]
@@ -284,7 +283,7 @@ class TestCalibration:
         dense.initialize()
         x = mx.nd.random.normal(shape=(50, 2000))
         x[0, 0] = 8
-        least, most = amp.calibrate(dense, x, "entropy", **QUIET).ranges["data"]
+        least, most = amp.calibrate(dense, x, "entropy").ranges["data"]
         assert 3 < most < 6
         assert least == -most
 
@@ -293,7 +292,7 @@ class TestCalibration:
         net, x = residual()
         x[1, 0, 0, 0] = np.nan
         with pytest.raises(amp.GraphError, match=r"received NaN in batch 1 \(data\)"):
-            amp.calibrate(net, [x[:1], x[1:]], mode, **QUIET)
+            amp.calibrate(net, [x[:1], x[1:]], mode)
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
     def test_errors_while_values_are_seen_are_raised(self, error, monkeypatch):
@@ -308,7 +307,7 @@ class TestCalibration:
             see(collector, name, array)
         monkeypatch.setattr(quantizer.Collector, "see", fails)
         with pytest.raises(error, match="stop"):
-            amp.calibrate(net, x, **QUIET)
+            amp.calibrate(net, x)
         assert len(seen) == 4
 
 
@@ -334,10 +333,10 @@ def test_layers_stay_wide_until_outputs_are_near_where_no_limit_is_named():
     net(x)
     net.first.bias.set_data(mx.nd.full(16, 50))
     with pytest.warns(UserWarning, match=r"INT8 outputs are \d\d\.\d% off FP32, so that 1 of 1 layers stay"):
-        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **QUIET)
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x)
     assert relative(fast(x), net(x)) <= 0.04
     assert set(fast.conversion.wide.values()) == {"the network is not accurate enough with it"}
-    far = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1.0, **QUIET)
+    far = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1.0)
     assert far.conversion.trials[0]["holds"]
 
 
@@ -348,7 +347,7 @@ class TestValuesThatAreNotFinite:
         x = x.abs() * 0.001
         x[0] *= 1e4
         net.first.weight.set_data(net.first.weight.data().abs())
-        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **QUIET)
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x)
         assert np.isfinite(fast(x).asnumpy()).all()
         assert not fast.conversion.trials[0]["holds"]
         with pytest.raises(amp.StateError, match="with all layers in INT8 the network is not within inf"):
@@ -409,7 +408,7 @@ class TestSearch:
         net, x = residual()
         every = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY).conversion
         limit = every.error * 0.8
-        some = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=limit, **QUIET)
+        some = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=limit)
         assert some.conversion.error <= limit
         assert relative(some(x), net(x)) <= limit * 1.001
         assert len(some.conversion.int8) < len(every.int8)
@@ -424,24 +423,15 @@ class TestSearch:
         def accuracy(each):
             asked.append(1)
             return float((each(data).asnumpy().argmax(axis=1) == labels).mean())
-        fast = amp.convert_hybrid_block(net, calib_data=x, metric=accuracy, budget=0.02, **QUIET)
+        fast = amp.convert_hybrid_block(net, calib_data=x, metric=accuracy, budget=0.02)
         assert len(asked) == len(fast.conversion.trials) + 1  # FP32
         assert accuracy(fast) >= 0.98
 
-    def test_a_loss_of_mxnets_with_a_loader_is_to_be_small(self):
+    def test_a_budget_that_no_layer_in_int8_meets_leaves_fp32(self):
         net, x = residual()
-        metric, loader = mx.metric.MAE(), [(x, net(x))]
-        fast = amp.convert_hybrid_block(net, calib_data=x, metric=(metric, loader), budget=0.05,
-                                        greater_is_better=False, **QUIET)
-        assert np.abs(fast(x).asnumpy() - net(x).asnumpy()).mean() <= 0.05 + 1e-6
-
-    @pytest.mark.parametrize("limit", [{}, {"time_limit": 1e-9}])
-    def test_a_budget_that_no_layer_in_int8_meets_leaves_fp32(self, limit):
-        net, x = residual()
-        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1e-6, **limit, **QUIET)
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1e-6)
         assert fast.conversion.int8 == ()
         assert relative(fast(x), net(x)) < 1e-6
-        assert (len(fast.conversion.trials) == 1) is bool(limit)
 
 
 ONES = mx.nd.ones((2, 3, 12, 12))
@@ -459,7 +449,7 @@ ONES = mx.nd.ones((2, 3, 12, 12))
     ({"calib_data": ONES, "metric": lambda net: float("nan"), "budget": 1}, amp.StateError,
      "expected a finite number, received nan"),
     ({"calib_data": ONES, "metric": lambda net: None, "budget": 1}, amp.PolicyError, "expected a number.*metric=None"),
-    ({"calib_data": ONES, "metric": mx.metric.Accuracy(), "budget": 1}, amp.PolicyError, "MXNet's with data"),
+    ({"calib_data": ONES, "metric": mx.metric.Accuracy(), "budget": 1}, amp.PolicyError, "a function of the network"),
     ({"calib_data": ONES, "optimize": "none"}, amp.PolicyError, "needs the pass 'fuse'"),
     ({"calib_data": ONES, "dtypes": ("int8", "bfloat16", "float16")}, amp.PolicyError, "at most one"),
     ({"calib_data": ONES, "calib_batches": 0}, ValueError, "calib_batches"),
@@ -471,7 +461,7 @@ ONES = mx.nd.ones((2, 3, 12, 12))
 def test_bad_arguments_are_named(options, kind, told):
     net, _ = residual()
     with pytest.raises(kind, match=told):
-        amp.convert_hybrid_block(net, **{"target_dtype": "int8", **options, **QUIET})
+        amp.convert_hybrid_block(net, **{"target_dtype": "int8", **options})
 
 
 def test_a_converted_network_is_returned_or_refused():

@@ -41,7 +41,7 @@ def two_layers(hybridize):
 def test_errors_are_those_of_numpy(hybridize):
     net, data = two_layers(hybridize)
     x, v, w = data.asnumpy(), net[0].weight.data().asnumpy(), net[1].weight.data().asnumpy()
-    first, second = amp.compare(net, data, dtype="float16").operators
+    first, second = amp.compare(net, data, target_dtype="float16").operators
     y = x @ v.T
     rounded = half(half(x) @ half(v).T)
     assert (first.op, first.block, first.dtype) == ("FullyConnected", "net_dense0", "float16")
@@ -56,7 +56,7 @@ def test_errors_are_those_of_numpy(hybridize):
 def test_gradient_errors_are_those_of_numpy(hybridize):
     net, data = two_layers(hybridize)
     x, v, w = data.asnumpy(), net[0].weight.data().asnumpy(), net[1].weight.data().asnumpy()
-    comparison = amp.compare(net, data, lambda output: (output * 3).sum(), dtype="float16")
+    comparison = amp.compare(net, data, lambda output: (output * 3).sum(), target_dtype="float16")
     first, second = comparison.operators
     y, up = x @ v.T, np.full((64, 8), 3.0, "float32")
     assert second.gradient == 0  # 3 is a float16 number
@@ -95,7 +95,7 @@ def planted(value, hybridize):
 @hybridized_or_not
 def test_the_inexact_operator_comes_first(hybridize):
     net, data = planted(1 + 2.0 ** -12, hybridize)  # float16 has nothing between 1 and 1 + 2 ** -10
-    comparison = amp.compare(net, data, dtype="float16")
+    comparison = amp.compare(net, data, target_dtype="float16")
     worst = comparison.worst(1, by="isolated")[0]
     assert worst.block == "planted_dense1"
     assert worst.isolated == pytest.approx(2.0 ** -12, rel=1e-3)
@@ -108,7 +108,7 @@ def test_the_inexact_operator_comes_first(hybridize):
 @hybridized_or_not
 def test_an_overflow_is_an_infinite_error(hybridize):
     net, data = planted(8192.0, hybridize)
-    comparison = amp.compare(net, data, dtype="float16")
+    comparison = amp.compare(net, data, target_dtype="float16")
     assert [item.isolated for item in comparison.operators] == [0, np.inf, np.inf]  # the last cannot read 65536 either
     assert [item.accumulated for item in comparison.operators] == [0, np.inf, np.inf]
     assert comparison.outputs == (np.inf,)
@@ -126,9 +126,9 @@ def test_an_overflow_is_an_infinite_error(hybridize):
 def test_it_sees_what_runs_and_what_comes_out(name, dtype):
     make, shape = NETWORKS[name]
     net, data = ready(make(), shape, active=False)
-    eager = amp.compare(net, data, dtype=dtype, train_mode=False, gradients=False)
+    eager = amp.compare(net, data, target_dtype=dtype, train_mode=False, gradients=False)
     net.hybridize()
-    hybridized = amp.compare(net, data, dtype=dtype, train_mode=False, gradients=False)
+    hybridized = amp.compare(net, data, target_dtype=dtype, train_mode=False, gradients=False)
     # A view made by x.reshape() outside of graphs stays in whatever type it is.
     low = [Counter(item.op for item in found.operators if item.dtype == dtype and item.op.lower() != "reshape")
            for found in (eager, hybridized)]
@@ -154,7 +154,7 @@ def runs_recurrent_layers(name, dtype):
 def test_parameter_gradients_are_those_of_training(hybridize):
     make, shape = NETWORKS["attention"]
     net, data = ready(make(), shape, active=hybridize)
-    comparison = amp.compare(net, data, lambda output: (output ** 2).mean() * 64, dtype="float16")
+    comparison = amp.compare(net, data, lambda output: (output ** 2).mean() * 64, target_dtype="float16")
     plain = gradients(net, data, scale=64)
     amp.init("float16")
     mixed = gradients(net, data, scale=64)
@@ -169,7 +169,7 @@ def test_nothing_is_changed():
     before = {name: (parameter.data().asnumpy(), parameter.grad().asnumpy() if parameter.grad_req != "null" else None)
               for name, parameter in net.collect_params().items()}
     plain = outputs_of(net, data)
-    amp.compare(net, data, dtype="float16")
+    amp.compare(net, data, target_dtype="float16")
     assert not amp.is_active()
     for name, (values, gradient) in before.items():
         parameter = net.collect_params()[name]
@@ -186,7 +186,7 @@ def test_random_operators_draw_alike():
     net.add(nn.Dense(64, in_units=64), nn.Dropout(0.5), nn.Dense(64, in_units=64))
     net.initialize(mx.init.Xavier())
     net.hybridize()
-    comparison = amp.compare(net, mx.nd.ones((8, 64)), dtype="float16")
+    comparison = amp.compare(net, mx.nd.ones((8, 64)), target_dtype="float16")
     assert comparison.outputs[0] < 0.002
 
 
@@ -194,7 +194,7 @@ def test_the_setting_in_force_is_compared():
     net, data = two_layers(True)
     amp.init("float16", fp32_ops=["FullyConnected"])
     assert {item.dtype for item in amp.compare(net, data).operators} == {"float32"}
-    assert {item.dtype for item in amp.compare(net, data, dtype="float16").operators} == {"float16"}
+    assert {item.dtype for item in amp.compare(net, data, target_dtype="float16").operators} == {"float16"}
     policy = amp.Policy("float16", excluded=frozenset({"net_dense0_fwd"}))
     assert [item.dtype for item in amp.compare(net, data, policy=policy).operators] == ["float32", "float16"]
 
@@ -210,13 +210,13 @@ def test_networks_that_wait_for_their_shapes_and_several_inputs():
 
     net = Sum()
     net.initialize()
-    comparison = amp.compare(net, (mx.nd.ones((2, 4)), mx.nd.ones((2, 3))), dtype="float16")
+    comparison = amp.compare(net, (mx.nd.ones((2, 4)), mx.nd.ones((2, 3))), target_dtype="float16")
     assert comparison.operators[0].op == "FullyConnected"
 
 
 def test_table():
     net, data = planted(1 + 2.0 ** -12, True)
-    comparison = amp.compare(net, data, dtype="float16")
+    comparison = amp.compare(net, data, target_dtype="float16")
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(comparison.table("isolated", count=1))
     text = console.export_text()
@@ -228,7 +228,7 @@ def test_table():
 def test_mistakes_are_refused():
     net, data = two_layers(True)
     with pytest.raises(amp.PolicyError, match="expected target_dtype or policy, received both"):
-        amp.compare(net, data, dtype="float16", policy=amp.Policy("float16"))
+        amp.compare(net, data, target_dtype="float16", policy=amp.Policy("float16"))
     with pytest.raises(TypeError, match="expected a Policy, received policy='float16'"):
         amp.compare(net, data, policy="float16")
     with pytest.raises(TypeError, match="an array, or a tuple"):
@@ -236,11 +236,11 @@ def test_mistakes_are_refused():
     with pytest.raises(TypeError, match="a Gluon block, received net"):
         amp.compare(autograd, data)
     with pytest.raises(amp.DTypeError, match="received target_dtype='int8'"):
-        amp.compare(net, data, dtype="int8")
+        amp.compare(net, data, target_dtype="int8")
     with pytest.raises(amp.StateError, match="not initialized"):
         amp.compare(nn.Dense(2, in_units=2), data)
     with pytest.raises(ValueError, match="one of accumulated, isolated"):
-        amp.compare(net, data, dtype="float16").worst(by="size")
+        amp.compare(net, data, target_dtype="float16").worst(by="size")
 
 
 def test_loops_in_graphs():
@@ -250,6 +250,6 @@ def test_loops_in_graphs():
 
     net, data = Loop(), mx.nd.ones((3, 4))
     net.hybridize()
-    comparison = amp.compare(net, data, dtype="float16", gradients=False)
+    comparison = amp.compare(net, data, target_dtype="float16", gradients=False)
     assert [item.op for item in comparison.operators] == ["_mul_scalar", "_ones", "_foreach"]
     assert comparison.outputs == (0.0,)

@@ -31,8 +31,8 @@ found["weight"] = name = weights[len(weights) // 2]
 if sys.argv[1] != "transformer":  # whose data is bound to its loss
     # With random weights SSD's values grow out of float16's range unless statistics of the batch normalize them.
     train_mode = sys.argv[1].startswith("ssd")
-    comparison = amp.compare(net, task.data if train_mode else task.data[:1], dtype="float16", train_mode=train_mode,
-                             gradients=False)
+    comparison = amp.compare(net, task.data if train_mode else task.data[:1], target_dtype="float16",
+                             train_mode=train_mode, gradients=False)
     low = [item for item in comparison.operators if item.dtype == "float16"]
     found["low"] = len(low)
     found["isolated"] = max(item.isolated for item in low)
@@ -51,7 +51,7 @@ amp.deinit()
 net.hybridize()
 
 if sys.argv[1].startswith("ssd"):
-    policy = amp.search_exclusions(net, task.data, max_error=0.3, dtype="float16", train_mode=True, progress=False)
+    policy = amp.search_exclusions(net, task.data, max_error=0.3, target_dtype="float16", train_mode=True)
     found["excluded"] = sorted(policy.excluded)
 found["operator"] = report.operator
 found.update(phase=report.phase, op=report.op, inputs=[item.name for item in report.inputs], fp32=report.overflows)

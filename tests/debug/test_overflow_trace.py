@@ -94,7 +94,6 @@ def test_a_fault_is_found_where_it_is(fault, hybridize):
         assert "amp.exclude('net_times2')" in report.advice
     if fault == "backward":
         assert names == {"net_times0_dense0_weight"}
-        assert [item.largest for item in report.around if item.is_finite] == [1, 1, 300, 300]
 
 
 def test_training_in_plain_fp32_keeps_no_inputs():

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
@@ -297,34 +296,13 @@ class TestImagenet:
         assert parts_of(tmp_path / "whole" / "checkpoint.zip") == parts_of(tmp_path / "parts" / "checkpoint.zip")
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
-    def test_every_level_is_deterministic(self, digits, tmp_path, level):
-        settings = [digits, *FEW, "-a", "resnet18_v1", "--deterministic", "--opt-level", level, "--epochs", 2, "-j", 2,
-                    "--checkpoints", tmp_path]
-        assert imagenet(*settings) == imagenet(*settings)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("level", ["O1", "O2"])
-    def test_resumes_exactly_without_a_seed(self, digits, tmp_path, level):
-        """The seed that was drawn is in the checkpoint: what comes after it comes again."""
-        settings = [digits, *FEW, "-a", "resnet18_v1", "--opt-level", level, "--checkpoints", tmp_path, "--epochs"]
-        imagenet(*settings, 1)
-        first = (tmp_path / "checkpoint.zip").read_bytes()
-        resumed = []
-        for _ in range(2):
-            (tmp_path / "first.zip").write_bytes(first)
-            imagenet(*settings, 3, "--resume", tmp_path / "first.zip")
-            resumed.append(parts_of(tmp_path / "checkpoint.zip"))
-        assert resumed[0] == resumed[1]
-
-    @pytest.mark.slow
     def test_levels_reach_the_same_accuracy(self, tmp_path):
         pytest.importorskip("gluoncv")
         root = make_digits(tmp_path / "digits", 1437, 360)
         settings = [root, "-a", "cifar_resnet20_v1", "--image-size", SIZE, "-b", 32, "-j", 1, "--epochs", 3,
                     "--lr", 0.4, "--lr-steps", 2, "--warmup-epochs", 1, "--min-area", 0.7, "--no-flip",
                     "--deterministic", "--checkpoints", tmp_path]
-        printed = {level: imagenet(*settings, "--opt-level", level) for level in ("O0", "O1", "O2", "O3")}
+        printed = {level: imagenet(*settings, "--opt-level", level) for level in ("O0", "O1", "O2")}
         accuracy = {level: numbers(r"Validation .*Prec@1 ([\d.]+)", text)[-1] for level, text in printed.items()}
         assert accuracy["O0"] > 92
         assert all(abs(found - accuracy["O0"]) < 5 for found in accuracy.values()), accuracy
@@ -332,7 +310,7 @@ class TestImagenet:
     def test_synthetic(self, tmp_path):
         printed = imagenet("--synthetic", *FEW, "--classes", 5, "--epochs", 1, "--opt-level", "O3",
                            "--keep-batchnorm-fp32", "True", "--checkpoints", tmp_path)
-        assert "keep_batchnorm_fp32  True" in printed
+        assert "gluon_amp opt_level O2" in printed
         assert len(scores(printed)) == 3
         assert "images/s" in printed
 
@@ -372,115 +350,10 @@ class TestImagenet:
         whole = losses("-b", 32, "--opt-level", "O0")
         assert losses("--sync_bn", "--opt-level", "O0", **TWO) == pytest.approx(whole, rel=1e-4)
         assert losses("--opt-level", "O0", **TWO)[1] != pytest.approx(whole[1], rel=1e-2)
-        for level in ("O1", "O2", "O3"):
+        for level in ("O1", "O2"):
             found = losses("--sync_bn", "--opt-level", level, **TWO)
             assert found[0] == pytest.approx(whole[0], rel=1e-2)
             assert len(found) == 2
-
-    @pytest.mark.parametrize(("arguments", "message"), [
-        ([], "expected a directory with train and val, or --synthetic, received neither"),
-        ([".", "--synthetic"], "received . and --synthetic"),
-        (["--synthetic", "-j", "-1"], "expected a number of at least 0, received --workers -1"),
-        (["--synthetic", "--start-epoch", "-1"], "expected a number of at least 0, received --start-epoch -1"),
-        (["--synthetic", "--classes", "0"], "expected a number of at least 1, received --classes 0"),
-        (["--synthetic", "--lr", "-1"], "expected a number above 0, received --lr -1.0"),
-        (["--synthetic", "--momentum", "1"], "expected a number from 0 to below 1, received --momentum 1.0"),
-        (["--synthetic", "--min-area", "3"], "expected a number above 0, and 1 at most, received --min-area 3.0"),
-        (["--synthetic", "--keep-batchnorm-fp32", "maybe"], "invalid choice: 'Maybe'"),
-        (["--synthetic", "--pretrained", "no.params"], "expected a file of weights, received --pretrained no.params"),
-        (["--synthetic", "-b", "0"], "expected a number of at least 1, received --batch-size 0"),
-        (["--synthetic", "--seed", "-1"], "expected a seed from 0"),
-        (["no/such/folder"], "expected a directory with train and val, received no/such/folder"),
-        (["--synthetic", "--opt-level", "O5"], "invalid choice: 'O5'"),
-        (["--synthetic", "--loss-scale", "abc"], "expected a number above 0, or dynamic, received abc"),
-        (["--synthetic", "--loss-scale", "-1"], "expected a number above 0, or dynamic, received -1"),
-        (["--synthetic", "--resume", "nothing.zip"], "received --resume nothing.zip, which is not a file"),
-    ])
-    def test_refuses_options(self, module, capsys, arguments, message):
-        with pytest.raises(SystemExit):
-            module("command_line").parse(arguments)
-        assert message in capsys.readouterr().err
-
-    @pytest.mark.parametrize(("arguments", "message"), [
-        (["-a", "resnet51"], "received --arch resnet51; the closest names are resnet"),
-        (["--classes", "1"], "train: expected at most --classes 1 folders, found 10"),
-        pytest.param(["--pretrained", __file__], f"{__file__}: expected weights of mobilenetv2_0.25",
-                     marks=pytest.mark.slow),
-        pytest.param(["--output", __file__], "File exists", marks=pytest.mark.slow),
-        pytest.param(["--resume", __file__], "is not a checkpoint of main_amp.py, or damaged", marks=pytest.mark.slow),
-        pytest.param(["--opt-level", "O1", "--keep-batchnorm-fp32", "true"], "opt_level O1 with keep_batchnorm_fp32",
-                     marks=pytest.mark.slow),
-    ])
-    def test_what_cannot_be_had_is_said_without_a_traceback(self, digits, tmp_path, arguments, message):
-        said = refusal("imagenet/main_amp.py", digits, *FEW, *arguments, cwd=tmp_path)
-        assert "main_amp.py: error: " in said
-        assert message in said
-
-    @pytest.mark.slow
-    def test_without_gluoncv_its_networks_are_named_as_such(self, tmp_path, without):
-        options = {"cwd": tmp_path, "path": without("gluoncv")}
-        said = refusal("imagenet/main_amp.py", "--synthetic", *FEW, "-a", "cifar_resnet20_v1", **options)
-        assert "GluonCV has more: pip install 'gluon_amp[tutorial]'" in said
-        assert len(scores(imagenet("--synthetic", *FEW, "--classes", 5, **options))) == 3
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_a_file_that_is_not_an_image_is_named(self, tmp_path, workers):
-        for number in range(16):
-            for part in ("train", "val"):
-                (tmp_path / part / "a").mkdir(parents=True, exist_ok=True)
-                (tmp_path / part / "a" / f"{number}.jpg").write_text("no image")
-        said = refusal("imagenet/main_amp.py", tmp_path, *FEW, "-j", workers, cwd=tmp_path)
-        assert re.search(r"error: \S+train/a/\d+\.jpg: expected an image, as JPEG or PNG", said)
-
-    def test_synthetic_is_short_unless_told_otherwise(self, module):
-        parse = module("command_line").parse
-        assert [parse(["--synthetic"]).epochs, parse(["--synthetic", "--epochs", "3"]).epochs] == [1, 3]
-        assert module("image_data").SYNTHETIC_STEPS <= 20
-
-    def test_learning_rate(self, module):
-        """Apex's schedule: 0.1 for 256 images, a warm-up over 5 epochs, a tenth from the 30th, 60th and 80th on."""
-        args = Namespace(lr=0.1, batch_size=128, lr_steps=[30, 60, 80], warmup_epochs=5)
-        rates = [module("epochs").learning_rate(args, epoch, step, 10)
-                 for epoch, step in ((0, 0), (0, 9), (4, 9), (29, 0), (30, 0), (60, 0), (80, 0))]
-        assert rates == pytest.approx([0.05 / 50, 0.01, 0.05, 0.05, 0.005, 0.0005, 0.00005])
-
-    def test_processes_share_each_epoch(self, module):
-        sampler = module("image_data").EpochSampler
-        epochs = []
-        for epoch in range(2):
-            shares = []
-            for rank in range(3):
-                order = sampler(10, 7, rank, 3)
-                order.epoch = epoch
-                shares.append([divmod(index, 10) for index in order])
-            assert [len(share) for share in shares] == [3, 3, 3]
-            together = [pair for share in shares for pair in share]
-            assert {found for found, _ in together} == {epoch}
-            assert len({number for _, number in together}) == 9
-            epochs.append([number for _, number in together])
-        assert epochs[0] != epochs[1]
-
-    def test_augmentation_depends_on_seed_epoch_and_image_only(self, module, digits):
-        args = Namespace(image_size=24, seed=3, min_area=0.3, no_flip=False)
-        source = gluon.data.vision.ImageFolderDataset(str(digits / "train"))
-        images = module("image_data").Augmented(source, args)
-        first, again, next_epoch = (images[index][0] for index in (5, 5, 5 + len(source)))
-        images[6]
-        assert first.shape == (3, 24, 24)
-        np.testing.assert_array_equal(first, again)
-        assert np.abs(first - next_epoch).max() > 0.1
-
-    def test_the_middle_of_an_image(self, module, digits):
-        """Against Pillow's decoder: shorter side to 8/7 of the size, the middle cut out, normalized."""
-        images = module("image_data")
-        source = gluon.data.vision.ImageFolderDataset(str(digits / "val"))
-        found, label = images.Centered(source, 28)[0]  # 32 pixels: nothing to resize
-        with Image.open(source.items[0][0]) as image:
-            expected = np.asarray(image.convert("RGB"))[2:30, 2:30] / 255
-        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-        np.testing.assert_allclose(found.transpose(1, 2, 0) * std + mean, expected, atol=3 / 255)
-        assert label == source.items[0][1]
 
     def test_records_hold_what_folders_hold(self, module, digits, records):
         images = module("image_data")
@@ -490,22 +363,6 @@ class TestImagenet:
             for number in (0, len(one) - 1):
                 np.testing.assert_array_equal(one[number][0], other[number][0])
                 assert one[number][1] == other[number][1]
-
-    def test_missing_data_is_named(self, module, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"expected train.rec and train.idx, or a directory train"):
-            module("image_data")._open(tmp_path, "train")
-
-    def test_scores(self, module):
-        """Top-1, top-5 and loss against a count by hand."""
-        random = np.random.RandomState(0)
-        output, label = random.randn(40, 9).astype("float32"), random.randint(0, 9, 40)
-        loss = random.rand(40).astype("float32")
-        meter = module("epochs").Meter(mx.cpu())
-        for part in (slice(0, 24), slice(24, 40)):
-            meter.update(*(mx.nd.array(each[part], dtype="float32") for each in (loss, output, label)))
-        found, _ = meter.read()
-        ranks = (output > output[np.arange(40), label][:, None]).sum(axis=1)
-        assert found == pytest.approx((loss.mean(), 100 * (ranks < 1).mean(), 100 * (ranks < 5).mean()))
 
     def test_checkpoints_are_written_whole_or_not_at_all(self, module, tmp_path, monkeypatch):
         checkpoints = module("checkpoints")

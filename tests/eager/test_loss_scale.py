@@ -444,20 +444,10 @@ def test_heads_inside_of_loops_are_refused_when_there_is_a_scale(body, scale):
 
 def test_the_tools_show_the_program_and_know_the_scale():
     amp.init("float16")
-    net, trainer = made("hybridized", "SoftmaxOutput")
+    net, _ = made("hybridized", "SoftmaxOutput")
     names = [record.name for record in amp.report(net, draw(), train=True).operators]
     assert any("softmaxoutput" in name for name in names)
     assert not any("scaled" in name for name in names)
-    seen = []
-    net.register_op_hook(lambda tensor, op, array: seen.append(str(tensor)), monitor_all=True)
-    amp.init_trainer(trainer, 1024)
-    with autograd.record():
-        loss = net(*draw())
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
-    trainer.step(BATCH)
-    assert seen
-    assert not any("scale" in name for name in seen)
     for way in ("eager", "hybridized"):
         net, _ = made(way, "SoftmaxOutput")
         errors = [amp.compare(net, draw(), gradients=True, loss_scale=scale).parameters for scale in (1, 1024)]

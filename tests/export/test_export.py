@@ -128,15 +128,6 @@ def test_what_stays_in_fp32_on_request(small, by, tmp_path):
     assert found == {"Conv": onnx.TensorProto.FLOAT, "Gemm": onnx.TensorProto.FLOAT16}
 
 
-def test_inputs_and_outputs_in_float16(small, tmp_path):
-    net, data = small
-    record = amp.export_onnx(net, tmp_path / "net.onnx", data, io_dtype="float16")
-    found, = given(tmp_path / "net.onnx", data.astype("float16"))
-    assert found.dtype == np.float16
-    assert {*record.inputs.values(), *record.outputs.values()} == {"float16"}
-    np.testing.assert_allclose(found, net(data).asnumpy(), atol=2e-3)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_any_batch_size(small, dtype, tmp_path):
     amp.export_onnx(*small[:1], tmp_path / "net.onnx", small[1], dtype, dynamic_batch=True)
@@ -388,9 +379,7 @@ class TestErrors:
 
     @pytest.mark.parametrize(("options", "error", "match"), [
         ({"target_dtype": "bfloat16"}, amp.DTypeError, "expected 'float16' or 'float32', received 'bfloat16'"),
-        ({"target_dtype": "float32", "io_dtype": "float16"}, amp.PolicyError, "io_dtype='float16' is for"),
         ({"max_error": -1}, ValueError, "max_error"),
-        ({"target_dtype": "float16", "dtype": "float32"}, TypeError, "expected target_dtype or dtype"),
         ({"fp32_ops": ["Convolutoin"]}, amp.PolicyError, "Did you mean 'Convolution'")])
     def test_arguments(self, small, options, error, match, tmp_path):
         self.refused(tmp_path, error, match, *small, **options)
@@ -429,12 +418,6 @@ class TestCommand:
         assert "ONNX opset 15" in done.stdout
         assert "off MXNet in FP32, on --check-data" in " ".join(done.stdout.split())
         assert_same(small[0], tmp_path / "net.onnx", data, atol=2e-3)
-
-    def test_json_of_float32(self, files, tmp_path):
-        done = self.run(*files[0], "--data", "data:1,3,8,8", "-o", tmp_path / "net.onnx", "--dtype", "float32",
-                        "--json", "-")
-        assert done.returncode == 0, done.stderr
-        assert '"target_dtype": "float32"' in done.stdout
 
     def test_errors_are_one_line(self, files, tmp_path):
         done = self.run(*files[0], "-o", tmp_path / "net.onnx")

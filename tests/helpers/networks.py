@@ -1,8 +1,6 @@
 """Small networks of every kind, and comparisons with FP32."""
 from __future__ import annotations
 
-import ctypes
-
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
@@ -121,16 +119,3 @@ def relative(expected, found):
 def worst(expected, found):
     """The worst relative difference over a dict of arrays, and where it is."""
     return max((relative(expected[name], found[name]), name) for name in expected)
-
-
-def observed(net, data):
-    """Return what a hook is told of a recorded call: the operator and the values, by the tensor's name."""
-    seen = {}
-
-    def note(name, op, handle):
-        seen[name] = op, mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False).asnumpy()
-    net.register_op_hook(note)
-    with autograd.record():
-        net(data)
-    mx.nd.waitall()
-    return seen

@@ -1,6 +1,6 @@
 """MXNet's operators, and this package's in C++: for each some calls, and how far low precision may be from FP32.
 
-The operator checker (``audit.py``), the fuzzer, and tests of tables and gradients read the same samples. An operator
+The fuzzer, and tests of tables and gradients read the same samples. An operator
 without one is named in ``WITHOUT``, with the reason.
 """
 from __future__ import annotations

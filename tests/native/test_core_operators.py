@@ -706,7 +706,7 @@ FILTERS = {"num_filter": 4, "kernel": (3, 3), "no_bias": True}
     ("scale_rows", [(2, 3), (2, 1)], {"rectifies": True}, "expected adds=True with rectifies=True"),
     *(("scale_rows", [(2, 3, 4), rows], {}, "expected factors of the data's leading dimensions")
       for rows in ((3, 1, 1), (2, 1, 4), (2, 3), (1, 3, 1))),
-    *(("sum", [(2, 3)], {"axis": axis}, "expected one axis of data of 2 axes, received axis=")
+    *(("sum", [(2, 3)], {"axis": axis}, "expected one axis of data of 2 axes, or all, received axis=")
       for axis in (2, -3, "(0, 1)")),
     ("pooling", [(2, 3)], {"global_pool": True, "pool_type": "avg"}, "expected images, channels and one axis or more"),
     ("pooling", [IMAGE], {"pool_type": "sum"}, "expected pool_type='avg', or 'max' of windows, received 'sum'"),

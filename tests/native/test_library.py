@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import mxnet as mx
@@ -90,17 +89,6 @@ def test_library_that_was_not_built(tmp_path):
     assert "compiler" in library.missing
 
 
-def test_the_source_folder_of_an_installed_package(tmp_path, monkeypatch):
-    (tmp_path / "setup.py").touch()
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "_core.so").touch()
-    installed = types.SimpleNamespace(name="_core.so", locate=lambda: tmp_path / "site" / "_core.so")
-    monkeypatch.setattr(loader.metadata, "files", lambda name: [installed])
-    told = load_path(tmp_path / "gluon_amp" / "native" / "_core.so").missing
-    assert told.startswith(f"this is the source folder {tmp_path}, in which _core.so was not built")
-    assert told.endswith("Start Python in another folder, or run: python -m pip install -e .")
-
-
 @requires_core
 def test_library_of_another_version():
     native.load()
@@ -117,11 +105,9 @@ def test_something_else(tmp_path, is_library):
 
 @requires_core
 @pytest.mark.parametrize(("change", "told"), [
-    (lambda data: data[:100_000], "_core.so is cut short: install gluon_amp again"),  # would be a bus error
-    (lambda data: data[:80], "_core.so is cut short"),
     (lambda data: data[:30], "_core.so does not load: "),
     (lambda data: data.replace(b"GLIBCXX_3.4.21", b"GLIBCXX_9.9.99"), "version `GLIBCXX_9.9.99' not found")],
-    ids=["cut short", "no segments", "no header", "older libstdc++"])
+    ids=["no header", "older libstdc++"])
 def test_damaged_library_or_older_system(change, told, tmp_path):
     (tmp_path / "_core.so").write_bytes(change(CORE.read_bytes()))
     said = script("import gluon_amp as amp; from gluon_amp import native; amp.init(); print(native.load()[0].missing)",
@@ -151,15 +137,13 @@ def test_onednn_that_is_something_else(monkeypatch, tmp_path):
     assert "dnnl_version" in loaded_onednn(monkeypatch, Path(libm())).missing
     (tmp_path / "libdnnl.so.3").write_bytes(b"not a library")
     assert "pip install onednn-cpu-gomp" in loaded_onednn(monkeypatch, tmp_path / "libdnnl.so.3").missing
-    (tmp_path / "libdnnl.so.3").write_bytes(Path(libm()).read_bytes()[:5000])
-    assert "is cut short: pip install" in loaded_onednn(monkeypatch, tmp_path / "libdnnl.so.3").missing
 
 
 @requires_core
-@pytest.mark.parametrize("path", [None, "cut short", "something else"])
+@pytest.mark.parametrize("path", [None, "something else"])
 def test_one_line_says_what_is_missing(monkeypatch, caplog, tmp_path, path):
     if path:
-        (tmp_path / "libdnnl.so.3").write_bytes(Path(libm()).read_bytes()[:5000 if path == "cut short" else None])
+        (tmp_path / "libdnnl.so.3").write_bytes(Path(libm()).read_bytes())
     monkeypatch.setattr(loader, "onednn_files", lambda: iter([tmp_path / "libdnnl.so.3"] if path else []))
     monkeypatch.setattr(loader, "_ONEDNN_FILE", "libnone.so.3")
     monkeypatch.setattr(loader, "_onednn", loader._once(loader._onednn.__wrapped__))

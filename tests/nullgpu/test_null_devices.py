@@ -173,7 +173,7 @@ print("ran")
     assert found == ["init []", "O2 []", "ran"]
 
 
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("level", ["O1", "O2"])
 def test_levels_keep_sums_in_fp32(run, level):
     found = run(f"""
 class Net(gluon.HybridBlock):
@@ -199,7 +199,7 @@ print(amp.get_loss_scaler(trainer).loss_scale, bool(kernels), [name for name in 
 products = trace.of("CUBLAS")
 print([line.split()[2] for line in products][:1], [line for line in products if "compute=float16" in line])
 """)
-    assert found == [f"{1.0 if level == 'O3' else 65536.0} True []", "['data=float16'] []"]
+    assert found == ["65536.0 True []", "['data=float16'] []"]
 
 
 def test_module_on_two_gpus(run):

@@ -12,10 +12,11 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock, Trainer, nn
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 from mxnet.gluon.model_zoo import vision
-from networks import observed, relative
+from networks import relative
 
 import gluon_amp as amp
 from gluon_amp import native
+from gluon_amp._mxnet.invoke import array_at
 from gluon_amp.passes import activations
 from gluon_amp.passes.activations import HARD_SWISH
 from gluon_amp.passes.channels_last import NATIVE
@@ -321,15 +322,19 @@ def test_other_modes_use_the_moving_averages_and_leave_them(record):
     assert any((one != other.data().asnumpy()).any() for one, other in zip(trained, net.collect_params().values()))
 
 
-def test_a_hook_sees_the_programs_maps():
-    def run():
-        net = made()
+def test_a_hook_sees_maps_with_the_channels_first():
+    def shapes():
+        seen, net = {}, made()
         net.hybridize(static_alloc=True)
-        return observed(net, batch())
-    expected = run()
+        net(batch())
+        net.register_op_hook(lambda name, op, handle: seen.setdefault(name, array_at(handle).shape))
+        with autograd.record():
+            net(batch())
+        mx.nd.waitall()
+        return seen
+    expected = shapes()
     amp.init("float32")
-    received = run()
-    assert list(received) == list(expected)
-    for name, (kind, values) in expected.items():
-        assert received[name][0] == kind
-        np.testing.assert_allclose(received[name][1], values, rtol=1e-3, atol=1e-4)
+    found = shapes()
+    common = {name for name, shape in expected.items() if len(shape) == 4} & found.keys()
+    assert len(common) > 10
+    assert {name: found[name] for name in common} == {name: expected[name] for name in common}

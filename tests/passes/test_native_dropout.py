@@ -124,21 +124,6 @@ def test_values_and_gradients_with_the_same_masks(kind, target):
             assert distance([own], [gradients(index, name)]) < bound
 
 
-def test_a_share_is_dropped_and_the_rest_is_scaled():
-    """Layers that pass everything on, so that what comes out says what was dropped."""
-    amp.init("float32")
-    net = rnn.RNN(64, 2, activation="relu", input_size=64, dropout=0.3)
-    net.initialize(mx.init.Zero())
-    for name in ("l0_i2h_weight", "l1_i2h_weight"):
-        net._reg_params[name].set_data(mx.nd.eye(64))
-    net.hybridize()
-    with autograd.train_mode():
-        out = net(mx.nd.ones((20, 30, 64))).asnumpy()
-    assert set(np.round(np.unique(out), 4)) == {0.0, np.float32(np.round(1 / 0.7, 4))}
-    assert abs((out == 0).mean() - 0.3) < 0.01
-    assert (out == 0).mean(axis=(0, 1)).max() < 0.4
-
-
 def test_gradients_that_accumulate():
     """Masks do not add to the data's gradient, and neither is lost."""
     def gradients():

@@ -185,7 +185,7 @@ class TestInit:
         with amp.autocast(enabled=False), amp.autocast():
             assert not is_padded(net, images)
 
-    @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+    @pytest.mark.parametrize("level", ["O1", "O2"])
     def test_levels_take_it(self, level):
         seen = []
         for names in (None, ["align_channels"]):
@@ -208,7 +208,6 @@ class TestInit:
         found = amp.report(net, images)
         assert found.disabled_passes == ("align_channels", "shape_operands")
         assert "Passes that are off: align_channels, shape_operands" in found.summary
-        assert found.to_dict()["disabled_passes"] == ["align_channels", "shape_operands"]
 
 
 @pytest.mark.bf16
@@ -230,8 +229,8 @@ class TestConversion:
         net.export(str(tmp_path / "net"))
         files = [str(tmp_path / name) for name in ("net-symbol.json", "net-0000.params")]
         assert main(["convert", *files, "-o", str(tmp_path / "out"), "--disable-pass", "fuse", "--disable-pass",
-                     "align_channels", "--json", "-"]) == 0
-        assert '"fuse"' not in capsys.readouterr().out
+                     "align_channels"]) == 0
+        assert "fuse" not in capsys.readouterr().out
         assert main(["convert", *files, "-o", str(tmp_path / "out2"), "--disable-pass", "fuze"]) == 1
         assert "Did you mean 'fuse'?" in capsys.readouterr().err
 

@@ -237,58 +237,20 @@ def test_module_plans_for_every_shape():
     assert module.output_names == ["fc_output"]
 
 
-def padded():
-    """A network in which passes insert casts, padding and rectifiers, and change operators."""
-    x = mx.sym.Convolution(mx.sym.var("data"), num_filter=44, kernel=(3, 3), name="conv")
+def rewritten():
+    """A network in which passes insert casts and rectifiers, and change operators."""
+    x = mx.sym.Convolution(mx.sym.var("data"), num_filter=32, kernel=(3, 3), name="conv")
     x = mx.sym.clip(mx.sym.BatchNorm(x, name="norm"), 0, 6, name="six")
     x = mx.sym.split(mx.sym.relu(x, name="rect"), num_outputs=2, name="split")
     return mx.sym.FullyConnected(mx.sym.elemwise_add(x[0], x[1], name="sum"), num_hidden=3, name="fc")
 
 
-def heard(executor, monitor_all=False, is_train=True):
-    seen = []
-
-    def note(name, handle):
-        array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
-        seen.append((name.decode(), dtype_name(array.dtype), array.shape, array.copy()))
-    executor.set_monitor_callback(note, monitor_all)
-    executor.arg_dict["data"][:] = mx.nd.array(np.random.RandomState(2).normal(size=executor.arg_dict["data"].shape))
-    executor.forward(is_train=is_train)
-    mx.nd.waitall()
-    return seen
-
-
 @pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.bf16), "float16", "float32"])
 class TestMonitor:
-    def test_it_sees_the_users_tensors(self, dtype):
-        expected = heard(bound(padded(), (2, 16, 8, 8)))
-        amp.init(dtype)
-        found = heard(bound(padded(), (2, 16, 8, 8)))
-        assert [entry[:3] for entry in found] == [entry[:3] for entry in expected]
-        for (name, *_, plain), (*_, mixed) in zip(expected, found):
-            assert relative(plain.asnumpy(), mixed.asnumpy()) < 8 * BF16_EPS, name
-
-    def test_inputs_have_names_that_mxnet_gives(self, dtype):
-        expected = {entry[0]: entry[1] for entry in heard(bound(padded(), (2, 16, 8, 8)), True)}
-        amp.init(dtype)
-        found = {entry[0]: entry[1] for entry in heard(bound(padded(), (2, 16, 8, 8)), True)}
-        assert found.items() <= expected.items()
-        assert {"conv_output", "fc_output", "norm_data", "fc_weight", "conv_weight"} <= set(found)
-
-    @pytest.mark.parametrize("channels", [16, 20])
-    def test_inputs_of_padded_convolutions_are_as_the_user_gave_them(self, dtype, channels):
-        symbol = mx.sym.Convolution(mx.sym.var("data"), num_filter=20, kernel=(3, 3), name="conv")
-        stock = sorted(heard(bound(symbol, (2, channels, 8, 8)), True), key=lambda entry: entry[0])
-        amp.init(dtype)
-        found = sorted(heard(bound(symbol, (2, channels, 8, 8)), True), key=lambda entry: entry[0])
-        assert [entry[:3] for entry in found] == [entry[:3] for entry in stock]
-        for (name, *_, plain), (*_, mixed) in zip(stock, found):
-            assert relative(plain.asnumpy(), mixed.asnumpy()) < 8 * BF16_EPS, name
-
     def test_mxnets_monitor_reads_fp32(self, dtype):
         amp.init(dtype)
         monitor = mx.monitor.Monitor(1, sort=True, pattern=".*output|.*weight")
-        module = mx.mod.Module(padded(), label_names=None)
+        module = mx.mod.Module(rewritten(), label_names=None)
         module.bind([("data", (2, 16, 8, 8))])
         module.init_params(mx.init.One())
         module.install_monitor(monitor)
@@ -296,52 +258,30 @@ class TestMonitor:
             monitor.tic()
             module.forward(mx.io.DataBatch([mx.nd.ones(shape)]), is_train=True)
             rows = {name: value for _, name, value in monitor.toc()}
-            assert float(rows["conv_output"]) == 144 / np.sqrt(44) * np.sqrt(44)
+            assert float(rows["conv_output"]) == 144
         assert {"conv_weight", "norm_output", "rect_output", "fc_output"} <= set(rows)
-
-
-@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.bf16), "float32"])
-def test_monitors_see_the_users_tensors_before_fused_operators(dtype):
-    # Executors that take no gradients fuse operators, and name what a fused one reads by the tensor.
-    halves = mx.sym.split(mx.sym.var("data"), num_outputs=2, name="halves")
-    x = mx.sym.Convolution(halves[1], num_filter=32, kernel=(3, 3), name="conv")
-    x = mx.sym.FullyConnected(mx.sym.Activation(x, act_type="relu", name="rect"), num_hidden=32, name="hidden")
-    symbol = mx.sym.FullyConnected(mx.sym.add_n(x, halves[0].sum(axis=(2, 3)), name="join"), num_hidden=4, name="fc")
-
-    def told():
-        return sorted(entry[:3] for entry in heard(bound(symbol, (2, 64, 4, 4), "null"), True, is_train=False))
-    expected = told()
-    names = [name for name, *_ in expected]
-    assert "sg_mkldnn_fully_connected_1_fc_weight0" in names
-    assert "sg_mkldnn_fully_connected_1_join_output0" in names
-    amp.init(dtype)
-    assert told() == expected
 
 
 @pytest.mark.bf16
 @pytest.mark.parametrize("flags", [{}, {"static_alloc": True}])
-def test_hooks_of_blocks_see_the_users_operators(flags):
+def test_hooks_of_blocks_read_bfloat16_as_fp32(flags):
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
-        net.add(nn.Conv2D(44, 3, in_channels=16), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(4))
+        net.add(nn.Conv2D(32, 3, in_channels=16), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(4))
     net.initialize()
-    data = mx.nd.random.normal(shape=(2, 16, 6, 6))
-    net(data)
     net.hybridize(**flags)
-
-    def run():
-        seen = []
-
-        def note(name, op, handle):
-            array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
-            seen.append((name.decode(), op.decode(), dtype_name(array.dtype), array.shape))
-        net.register_op_hook(note)
-        with autograd.record():
-            net(data).wait_to_read()
-        return seen
-    expected = run()
     amp.init("bfloat16")
-    assert run() == expected
+    seen = {}
+
+    def note(name, op, handle):
+        array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
+        seen[name.decode()] = array.asnumpy()
+    net.register_op_hook(note)
+    with autograd.record():
+        output = net(mx.nd.random.normal(shape=(2, 16, 6, 6)))
+    assert "net_conv0_fwd_output" in seen
+    assert {array.dtype for array in seen.values()} == {np.dtype("float32")}
+    np.testing.assert_array_equal(seen["net_dense0_fwd_output"], output.asnumpy())
 
 
 class TestArguments:

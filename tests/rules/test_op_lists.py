@@ -10,7 +10,7 @@ from operator_samples import is_backward
 
 from gluon_amp import DTypeError
 from gluon_amp._mxnet.invoke import registered_operators
-from gluon_amp.compat import views
+from gluon_amp.compat import stand_in as views
 from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, Rule, make_policy
 from gluon_amp.rules.tables import as_table, groups

@@ -111,7 +111,7 @@ class TestTraining:
         assert trainer._amp_loss_scaler.num_skipped == 1
         assert all(np.isfinite(weight).all() for weight in weights)
 
-    @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+    @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
     def test_levels_stay_in_fp32_without_a_scale(self, lesser, level):
         def losses(initialize):
             mx.random.seed(3)
@@ -164,7 +164,6 @@ class TestTools:
         assert "AMP is off" not in found.summary
         assert found.casts == found.target_dtypes == ()
         assert {row.observed for row in found.operators} == {"float32"}
-        assert found.to_dict()["reason"] == found.reason
 
     def test_explain(self, network, lesser):
         (item,) = amp.explain(network[0], "net_conv2_fwd", network[1]).operators
@@ -180,13 +179,13 @@ class TestTools:
 
     @pytest.mark.parametrize("tool", ["compare", "search_exclusions"])
     def test_what_looks_at_low_precision_asks_for_a_type(self, network, tool):
-        options = {"max_error": 0.1, "progress": False} if tool == "search_exclusions" else {}
+        options = {"max_error": 0.1} if tool == "search_exclusions" else {}
         with pytest.raises(amp.DTypeError, match=r"nothing runs in low precision: .*float32 on the cpu.*'float16'"):
             getattr(amp, tool)(*network, **options)
 
     def test_compare_and_search_with_an_imitated_type(self, network):
-        assert 0 < amp.compare(*network, dtype="float16").outputs[0] < 0.01
-        policy = amp.search_exclusions(*network, max_error=0.1, dtype="float16", progress=False)
+        assert 0 < amp.compare(*network, target_dtype="float16").outputs[0] < 0.01
+        policy = amp.search_exclusions(*network, max_error=0.1, target_dtype="float16")
         assert (policy.target_dtype, policy.excluded) == ("float16", frozenset())
 
     def test_the_policy_of_a_file_is_refused_where_nothing_runs_its_type(self, monkeypatch):

@@ -378,13 +378,12 @@ def test_custom_operators_are_traced_in_regions(data, enter):
     np.testing.assert_allclose(net(data).asnumpy(), found, rtol=4 * BF16_EPS, atol=4 * BF16_EPS)
 
 
-@pytest.mark.parametrize("level", ["O2", "O3"])
-def test_custom_operators_in_networks_that_are_cast(data, level):
+def test_custom_operators_in_networks_that_are_cast(data):
     net = WithCustom()
     net.initialize()
     expected = net(data).asnumpy()
     net.hybridize()
-    amp.initialize(net, opt_level=level, verbosity=0)
+    amp.initialize(net, opt_level="O2", verbosity=0)
     assert relative(expected, net(data).asnumpy()) < 4 * BF16_EPS
 
 

@@ -260,13 +260,12 @@ class TestSymbolBlocks:
 
 class TestWarnings:
     @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
-    @pytest.mark.parametrize("target", ["no_such_*", nn.GroupNorm], ids=["name", "class"])
-    def test_what_is_not_there(self, hybridize, target):
+    def test_what_is_not_there(self, hybridize):
         net, data = ready(Heads())
         net.hybridize(hybridize)
         amp.init(LOW)
-        amp.exclude(target)
-        with pytest.warns(UserWarning, match="no_such_|GroupNorm"):
+        amp.exclude("no_such_*")
+        with pytest.warns(UserWarning, match="no_such_"):
             net(data)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -277,14 +276,6 @@ class TestWarnings:
         amp.init(LOW)
         amp.exclude("net_head")
         with pytest.warns(UserWarning, match="net_heads"):
-            net(data)
-
-    def test_a_block_of_no_network(self):
-        net, data = ready(Heads())
-        amp.init(LOW)
-        amp.exclude(nn.Dense(3, prefix="lonely_"))
-        net(data)  # it might be called on its own
-        with pytest.warns(UserWarning, match="lonely"):
             net(data)
 
     def test_nothing_while_other_networks_are_to_run(self):
@@ -381,8 +372,7 @@ class TestWhatIsKept:
         expected = numbers([net(data)])
         amp.init(LOW)
         amp.exclude(Kept)
-        with pytest.warns(UserWarning, match="Kept"):
-            assert exact([net(data)], expected) == [False]
+        assert exact([net(data)], expected) == [False]
         net[0].__class__ = Kept
         net.hybridize(hybridize)
         assert exact([net(data)], expected) == [True]

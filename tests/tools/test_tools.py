@@ -1,7 +1,6 @@
 """A short real run of each tool."""
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKOUT = os.environ.get("GLUON_AMP_GLUONCV", "")
 MXNETS_TESTS = '''
 import os
 import mxnet as mx
@@ -54,16 +52,6 @@ def run(tool, *arguments):
                           capture_output=True, timeout=900)
 
 
-@pytest.mark.bf16
-def test_audit(tmp_path):
-    done = run("audit.py", "abs", "dot", "--faults", tmp_path / "faults.txt")
-    assert done.stdout.startswith("abs, default: ok\ndot, default: error in 12 modes: MXNetError: Check failed")
-    assert (tmp_path / "faults.txt").read_text() == "dot\n"
-    done = run("audit.py", "_zeros", "no_such_operator")
-    assert (done.returncode, done.stderr.splitlines()) == (
-        2, ["_zeros: creates an array: no data input", "no_such_operator: no such operator"])
-
-
 @pytest.mark.slow
 def test_fuzz():
     done = run("fuzz.py", "--seconds", 10, "--kind", "layers", "--check", "conversion", "--dtype", "float32")
@@ -103,16 +91,6 @@ def test_peers(tmp_path):
     assert breaks.startswith("  bfloat16: test_that_amp_breaks failed: NO REASON: E ")
     assert died == "  bfloat16: test_that_ends_the_process_with_amp died: NO REASON: the process ended with code 9"
     assert total == "2 tests fail with AMP only, 2 of them without a reason"
-
-
-@pytest.mark.slow
-@pytest.mark.bf16
-@pytest.mark.skipif(not CHECKOUT, reason="GLUON_AMP_GLUONCV is not set: expected the folder of a copy of "
-                                         "dmlc/gluon-cv, version 0.10")
-def test_gluoncv_scripts():
-    done = run("gluoncv_scripts.py", CHECKOUT, "--steps", 2, "--scripts", "ssd", "segmentation")
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("follows FP32") == 2
 
 
 def test_packages(tmp_path):

@@ -60,6 +60,7 @@ VECTORIZED void divide(const float* values, int64_t step, float* out, int64_t co
 template <bool kIsMean>
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Tensor &data = inputs[0], &out = outputs[0];
+  if (!out.size()) return;
   const Column column(attributes, data);
   const float* values = data.as<const float>();
   if (!column.distance) {

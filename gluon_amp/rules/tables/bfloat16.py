@@ -1,6 +1,6 @@
 """Operator rules for bfloat16 on the CPU, where oneDNN 2.4.4 supplies the fast kernels.
 
-Derived from runs of tools/audit.py, in which each operator ran forward and backward: eager, in a CachedOp, with static
+Derived from runs in which each operator ran forward and backward: eager, in a CachedOp, with static
 allocation, in plain and in blocked layouts. Only oneDNN's own kernels and kernels that move data run in bfloat16.
 """
 from __future__ import annotations
