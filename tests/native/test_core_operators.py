@@ -174,9 +174,9 @@ def scale_rows(shape, rows, adds=False, rectifies=False, factors_first=False):
                 low_inputs=(int(factors_first), 2))
 
 
-def sum_over(shape, axis, keepdims=False):
+def sum_over(shape, axis, keepdims=False, kind="sum"):
     attrs = {"axis": axis, "keepdims": keepdims}
-    return Case("sum", (shape,), attrs, lambda x: nd.sum(x, **attrs), low=None)
+    return Case(kind, (shape,), attrs, lambda x: getattr(nd, kind)(x, **attrs), low=None)
 
 
 def global_pooling(shape):
@@ -388,8 +388,9 @@ TABLE = [
     *(scale_rows(*each) for each in ROWS),
     *(scale_rows(*each, True, rectifies, first) for each in ROWS for rectifies in (False, True)
       for first in (False, True)),
-    *(sum_over(shape, axis, keepdims) for keepdims in (False, True)
+    *(sum_over(shape, axis, keepdims, kind) for kind in ("sum", "mean") for keepdims in (False, True)
       for shape, axis in (((4, 2, 64, 7, 7), 1), ((3, 5), 0), ((3, 5), 1), ((7,), 0), ((2, 3, 1030), 1),
+                          ((3, 5), None), ((9, 7, 1030), ()), ((7,), None),
                           ((1, 300, 17), -2), ((513, 2, 3), 0), ((2, 1, 40), 1), ((5, 4, 3, 2), -1))),
     *map(global_pooling, [(1, 1, 1, 1), (2, 3, 7, 5), (1, 5, 1, 33), (2, 3, 130, 129), (3, 4, 50), (2, 3, 4, 5, 6)]),
     *(pooling(shape, *window, **kind) for kind in KINDS_OF_POOLING for window in WINDOWS
@@ -447,7 +448,8 @@ SAMPLES = {
     "softmax": softmax((6, 17), temperature=2.0), "log_softmax": softmax((6, 17), "log_softmax", 2.0),
     "softmax of columns": softmax((6, 5, 4), axis=1), "softmax with length": softmax_with_length((6, 17)),
     "scale_rows": scale_rows((4, 3, 5), (4, 3, 1)), "sum of rows": scale_rows((4, 3, 5), (4, 3, 1), True, True),
-    "sum": sum_over((4, 5, 20), 1), "global pooling": global_pooling((4, 3, 5, 5)),
+    "sum": sum_over((4, 5, 20), 1), "mean": sum_over((4, 5, 20), None, kind="mean"),
+    "global pooling": global_pooling((4, 3, 5, 5)),
     "maxima": pooling((4, 3, 6, 6), pool_type="max"), "means": pooling((4, 3, 6, 6), pool_type="avg"),
     "resize": resize((4, 3, 4, 5), (7, 9), True), "batch_norm": batch_norm((4, 5, 3, 3), "relu6"),
     "batch_norm and sum": batch_norm((4, 5, 3, 3), "relu", adds=True), "channel_means": channel_means((4, 5, 3, 3)),

@@ -23,7 +23,7 @@ from gluon_amp.graph import Entry
 from gluon_amp.passes.activations import HARD_SWISH as SWISH
 from gluon_amp.rules import FP32, Cause, Device, Policy, Rule
 
-POOLING, RESIZE, SCALE, SUM = (f"_gluon_amp_{name}" for name in ("pooling", "resize", "scale_rows", "sum"))
+POOLING, RESIZE, SCALE = (f"_gluon_amp_{name}" for name in ("pooling", "resize", "scale_rows"))
 NMS = "_gluon_amp_box_nms"
 SOFTMAX = ("_gluon_amp_softmax", "_gluon_amp_log_softmax")
 FACTORS, DATA, MAPS = (2, 32, 1, 1), (2, 32, 20, 20), (4, 120, 28, 28)
@@ -84,10 +84,10 @@ def summed(which="first", rectified=False):
     return op("Activation", "out", total, shape=DATA, act_type="relu") if rectified else total
 
 
-def total(shape=(4, 2, 64, 28, 28), **attrs):
+def total(kind="sum", shape=(4, 2, 64, 28, 28), **attrs):
     axis = attrs.get("axis", 1)
     out = tuple(np.zeros(shape).sum(axis=axis if isinstance(axis, int) else None).shape)
-    return op("sum", "it", op("relu", "before", variable("data", shape), shape=shape), shape=out or (1,),
+    return op(kind, "it", op("relu", "before", variable("data", shape), shape=shape), shape=out or (1,),
               **{"axis": 1, **attrs})
 
 
@@ -131,9 +131,10 @@ GRAPHS = [
         (1, 32, 1, 1), (2, 1, 1, 20), (1, 1, 1, 1), DATA, (32, 1, 1))),
     *((SCALE, product(data, (*data[:2], 1, 1)), {}, False) for data in ((2, 4, 20, 20), (8, 200, 3, 5))),  # no gain
     (SCALE, between_convolutions(), {"target": "bfloat16"}, True),
-    *((SUM, total(axis=axis), {}, True) for axis in (1, "(1,)", "[1]", -4, 0)),
-    *((SUM, total(**change), {}, False) for change in (
-        {"axis": -1}, {"axis": 4}, {"axis": "(1, 2)"}, {"axis": "()"}, {"axis": "None"}, {"axis": 1, "exclude": True},
+    *((f"_gluon_amp_{kind}", total(kind, axis=axis), {}, True) for kind in ("sum", "mean")
+      for axis in (1, "(1,)", "[1]", -4, 0, "()", "None")),
+    *((f"_gluon_amp_{kind}", total(kind, **change), {}, False) for kind in ("sum", "mean") for change in (
+        {"axis": -1}, {"axis": 4}, {"axis": "(1, 2)"}, {"axis": 1, "exclude": True},
         {"axis": 1, "shape": (4, 2, 64, 2, 2)}, {"axis": 3, "shape": (4, 2, 64, 28, 15)})),
     *((NMS, suppression(**attrs), {}, True) for attrs in (
         {}, {"topk": 400, "id_index": 0}, {"in_format": "center", "out_format": "center"})),
@@ -261,7 +262,7 @@ NETWORKS = {  # with the shapes of two batches, a CPU, and what runs in C++
     "hard swish": (Twice, [(2, 16, 32, 33)] * 2, None, {SWISH}),
     "pools": (Pools, [(4, 8, 34, 33)] * 2, "AVX2", {POOLING}),
     "segmentation": (Segmentation, [(2, 8, 10, 12)] * 2, None, {RESIZE, *SOFTMAX}),
-    "split attention": (Split, [(4, 8, 24, 24)] * 2, None, {SUM, SCALE}),
+    "split attention": (Split, [(4, 8, 24, 24)] * 2, None, {"_gluon_amp_sum", SCALE}),
     "squeeze and excite": (SqueezeAndExcite, [(4, 16, 24, 24), (1, 16, 24, 24)], None, {POOLING, SCALE}),
 }
 

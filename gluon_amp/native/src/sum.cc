@@ -65,9 +65,8 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
   const float* values = data.as<const float>();
   if (!column.distance) {
     std::vector<double> sums((data.size() + kRange - 1) / kRange);
-    parallel_ranges(data.size(), kRange, [&](int64_t begin, int64_t end) {
-      sums[begin / kRange] = sum_range(values + begin, end - begin);
-    });
+    parallel_ranges(data.size(), kRange,
+                    [&](int64_t begin, int64_t end) { sums[begin / kRange] = sum_range(values + begin, end - begin); });
     const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
     *out.as<float>() = static_cast<float>(kIsMean ? sum / data.size() : sum);
     return;
