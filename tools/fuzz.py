@@ -689,6 +689,8 @@ def check_imported(case: Case) -> None:
         if "__amp" in Path(f"{folder}/net-symbol.json").read_text():
             raise Wrong("export during AMP: the file holds marks of the process that wrote it")
         imported, read = _imported((f"{folder}/net-symbol.json", f"{folder}/net-0000.params"))
+    for name, one in imported.collect_params().items():  # files do not tell which parameters have no gradient
+        one.grad_req = "write" if name in frozen(case) else net.collect_params()[name].grad_req
     arguments = [data(case)[int(name[4:])] for name in read]
     same("export during AMP", expected, outputs(imported, arguments), 2e-4)
     outer = Around(imported)
