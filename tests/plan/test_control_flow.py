@@ -13,6 +13,7 @@ from native_cases import script
 
 import gluon_amp as amp
 from gluon_amp import native
+from gluon_amp._mxnet import engine
 from gluon_amp._mxnet.engine import Program, wait_for
 from gluon_amp.errors import StateError
 from gluon_amp.passes import native_operators
@@ -662,8 +663,8 @@ def loop_symbol():
 
 def test_programs_with_loops_wait_for_each_operator(monkeypatch):
     """As plans do: INT8 and exports measure networks by them."""
-    waited, wait = [], mx.nd.NDArray.wait_to_read
-    monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", lambda array: waited.append(wait(array)))
+    waited = []
+    monkeypatch.setattr(engine, "wait_for", lambda handle: waited.append(wait_for(handle)))
     for symbol, count in ((loop_symbol(), 2), (mx.sym.tanh(mx.sym.sum(mx.sym.var("data"), axis=0)), 0)):
         waited.clear()
         Program(symbol, {})({"data": mx.nd.ones((5, 4, SIZE))})
