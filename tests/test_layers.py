@@ -50,7 +50,7 @@ LAYERS = {
 }
 # Lines of each room at the most, files of the package, and lines of what stands beside it: what is there now.
 BUDGET = {
-    "parallel": 535, "cli": 490, "native": 210, "files of the package": 120, "tools": 2965,
+    "parallel": 535, "cli": 490, "native": 210, "files of the package": 120, "tools": 2980,
     "benchmarks": 3525, "benchmarks/README.md": 295,
     "C++": 5250,  # sums and means have kernels of their own: MXNet runs those of all values in one thread
     # Beside 95 lines of names three files lie below MXNet and have no other place: versions, NumPy 1's names and CUDA's
@@ -60,14 +60,14 @@ BUDGET = {
     "graph": 535,  # nnvm's format is checked as it is read: MXNet itself reads beyond its arrays
     # 64 functions of one statement, which keep MXNet's private names here, are 330 lines. Optimizer states in files,
     # ONNX, INT8 and NumPy 2 are 725.
-    "_mxnet": 2790,
+    "_mxnet": 2815,
     # 13 public names with their documentation and checks are a quarter; the choice of a type (gains, oneDNN, AMX, GPUs
     # and their variables) is 250 lines; the replacements of 26 of MXNet's names, and blocks' calls, are 385.
     "session and state": 1675,
     # 24 rewrites, drawn at the head of each file (210 lines). Attention is recognised in every form in which Gluon,
     # GluonNLP and scripts write it (450); the choice of kernels by cost is 265; the tables of passes, wrong gradients
     # and operators in C++ are 300.
-    "passes": 3885,
+    "passes": 3895,
     # Half is about symbols that are bound, for Module: shapes that change, and gradients that a conversion has spoilt.
     "plan": 1010,
     # The search of types for INT8, its ranges and its operators are 675 lines; ConversionOptions is 310, a third of it
@@ -89,7 +89,7 @@ BUDGET = {
     "compat": 875,
     "export": 540,  # a file is compared with MXNet tensor by tensor, rounded to float16 behind each operator (180)
     # Each operator in C++, each wrong gradient and each rule has its case; samples and networks in helpers are 3,300.
-    "tests": 30900,
+    "tests": 31000,
 }
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.

@@ -19,6 +19,7 @@ sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 NORMALLY, TIMED_OUT = "normally", "timeout"
 _DEADLY = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGXCPU)
 _CONTEXT = multiprocessing.get_context("forkserver")
+_MEMORY = 6 << 30  # bytes that a process may have: cases take 250 MB, and one took the machine's
 _WAITS = 3  # times the processor time that a process may take: how long it may take by the clock
 
 
@@ -39,7 +40,7 @@ def apart(function: Callable, *arguments: Any, seconds: float = 300.0) -> Outcom
     """Call a function in a process of its own, in which MXNet has one thread.
 
     The process is forked from a server that has imported MXNet and runs nothing. After so many seconds of processor
-    time it is ended.
+    time it is ended, and it cannot have more than 6 GB.
     """
     _start_server()
     with tempfile.NamedTemporaryFile("r", errors="replace") as stream:
@@ -76,6 +77,7 @@ def _child(function: Callable, arguments: tuple, cpu_seconds: int, writer: Any, 
     """Call the function, send what it returns or raises, and leave without Python's shutdown."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     for number in _DEADLY:  # MXNet's own handlers end the process normally
         signal.signal(number, signal.SIG_DFL)
     with open(stream, "w") as file:

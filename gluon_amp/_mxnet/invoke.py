@@ -5,6 +5,7 @@ MXNet generates Python functions for most operators only, scattered over a dozen
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import lru_cache
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
@@ -102,8 +103,17 @@ def invoke(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], is_np_o
     return run_operator(register._imperative_invoke, op, inputs, attrs, None, is_np_op, output_is_list=True)
 
 
+class _Failed(threading.local):
+    """The callbacks that raised something in this thread since its last backward pass."""
+
+    def __init__(self) -> None:
+        self.callbacks: set[Callback] = set()
+
+
 class Callback:
     """A function that C calls: ctypes prints what it raises and goes on, here the first error is kept."""
+
+    _failed = _Failed()
 
     def __init__(self, function: Callable[..., None]):
         self._function = function
@@ -115,12 +125,20 @@ class Callback:
                 self._function(*arguments)
             except BaseException as error:  # Ctrl-C, too
                 self._error = error
+                self._failed.callbacks.add(self)
 
     def check(self) -> None:
         """Raise the error that was kept: for behind the call that called back."""
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    @classmethod
+    def check_all(cls) -> None:
+        """Do so for those of this thread: for behind a backward pass, which calls back for any network."""
+        failed, cls._failed.callbacks = cls._failed.callbacks, set()
+        for one in failed:
+            one.check()
 
 
 def array_at(handle: int) -> NDArray:

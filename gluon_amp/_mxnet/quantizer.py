@@ -13,6 +13,7 @@ from .arrays import values_of
 _FUSION = "MKLDNN_QUANTIZE"
 _TYPE = "auto"  # unsigned where the range of a tensor has no negative values
 _BINS = 8001
+_MOST = 2 * _BINS
 
 
 def fused(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -49,9 +50,11 @@ class Collector:
         if not self._by_entropy or not 0 < largest < np.inf:
             return
         values, known = values_of(array), self._histograms.get(name)
-        if known is None:
+        if known is None or largest * len(known[0]) > _MOST * known[-1]:
             counts, edges = np.histogram(values, bins=_BINS, range=(-largest, largest))
-            known = counts, edges, least, most, largest
+            if known is not None:  # MXNet keeps the width of bins: for values 1e5 times as large that takes 12 GB
+                counts += np.histogram((known[1][:-1] + known[1][1:]) / 2, bins=edges, weights=known[0])[0].astype(int)
+            known = counts, edges, *self._spans[name], largest
         else:
             known = quantization.combine_histogram(known, values, least, most, largest)
         self._histograms[name] = known

@@ -118,6 +118,10 @@ def _as_leaky(fix: _Fix) -> Entry:
     return made
 
 
+def _copy(fix: _Fix) -> None:
+    fix.node.inputs[fix.of] = fix.put("_copy", [fix.operand])
+
+
 def _as_older(fix: _Fix) -> None:
     fix.node.op = "Pooling_v1"
     fix.node.attrs = {name: value for name, value in fix.node.attrs.items() if name not in _NEWER_ATTRIBUTES}
@@ -142,6 +146,11 @@ def _with(**attrs: str) -> Callable[[Node], bool]:
 def _takes_largest_of_maps(node: Node) -> bool:
     return (node.attrs.get("pool_type", "max") == "max" and len(integers(node.attrs, "kernel")) == 2
             and not is_channels_last(node.attrs))
+
+
+def _may_read_view(node: Node) -> bool:
+    return (node.attrs.get("pool_type", "max") == "max" and not is_channels_last(node.attrs)
+            and not node.inputs[0].node.inputs)  # an input of a graph, or any operand of a call
 
 
 def _computes_weight(node: Node) -> bool:
@@ -220,6 +229,9 @@ FIXES: tuple[GradientFix, ...] = (
                 "takes the gradient", "Pooling_v1 for maps, which oneDNN does not run, where gradients of inference "
                 "are asked for", "operator/nn/mkldnn/mkldnn_pooling.cc", _as_older, _takes_largest_of_maps,
                 evaluating=True),
+    GradientFix(("Pooling",), (0,), "of a view, a part of an array or one in another shape, positions of maxima are "
+                "not written either, but read", "a copy of what may be a view: inputs of graphs, data of calls",
+                "operator/nn/pooling.cc", _copy, _may_read_view),
     GradientFix(("LeakyReLU",), (0,), "the gradient of a randomised rectifier in inference is its output; in training "
                 "the process ends", "a leaky rectifier in inference", "operator/leaky_relu-inl.h", _as_leaky,
                 _with(act_type="rrelu"), evaluating=True),

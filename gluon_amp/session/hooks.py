@@ -21,7 +21,7 @@ from mxnet.symbol import register as symbol_register
 from .. import _machine
 from .._mxnet import trainers
 from .._mxnet.blocks import make_symbol_block_forward
-from .._mxnet.invoke import Invoke
+from .._mxnet.invoke import Callback, Invoke
 from .._mxnet.optimizer_states import STATES_BEGIN
 from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
 from ..context import Replaced
@@ -148,6 +148,8 @@ def _make_backward(original: Callable, writes: bool = True) -> Callable:
             if not in_force.is_on() or "is non-differentiable" not in str(error):
                 raise
             raise type(error)(f"{error}\n{NOT_TWICE}") from error
+        finally:
+            Callback.check_all()  # gradients are whole, as MXNet goes on behind an error of a hook
     return backward
 
 
@@ -241,8 +243,8 @@ _REPLACEMENTS: _Replacements = (
     (SymbolBlock, "forward", make_symbol_block_forward),
     (autograd.Function, "__call__", _make_function_call),  # a user's code expects FP32
     (mx.operator, "_registry", make_registry),  # likewise
-    # Errors about gradients of gradients say what to do, and gradients that operators make on their own carry the scale
-    # of the loss.
+    # Errors about gradients of gradients say what to do, those of hooks are raised, and gradients that operators make
+    # on their own carry the scale of the loss.
     (autograd, "grad", functools.partial(_make_backward, writes=False)),
     (autograd, "backward", _make_backward),
     (NDArray, "backward", _make_backward),

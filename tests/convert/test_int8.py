@@ -115,7 +115,7 @@ class Function(HybridBlock):
 
 
 def ready(net, scale=1.0):
-    mx.random.seed(11)
+    mx.random.seed(5)
     net.initialize(mx.init.Xavier())
     x = mx.nd.array(np.random.RandomState(2).normal(size=(4, 3, 12, 12)) * scale)
     with autograd.record():
@@ -127,6 +127,12 @@ def ready(net, scale=1.0):
 
 def residual(scale=1.0, prefix="net_"):
     return ready(Residual(prefix=prefix), scale)
+
+
+@pytest.fixture(autouse=True)
+def _same_weights():
+    """Draw weights that do not depend on the tests before: with some INT8 is 5% off, which AMP warns of."""
+    mx.random.seed(5)
 
 
 def relative(found, wanted):
@@ -283,9 +289,10 @@ class TestCalibration:
         dense.initialize()
         x = mx.nd.random.normal(shape=(50, 2000))
         x[0, 0] = 8
-        least, most = amp.calibrate(dense, x, "entropy").ranges["data"]
-        assert 3 < most < 6
-        assert least == -most
+        for batches in (x, [x[1:2] * 1e-9, x]):  # MXNet's histogram would have 8e12 bins
+            least, most = amp.calibrate(dense, batches, "entropy").ranges["data"]
+            assert 3 < most < 6
+            assert least == -most
 
     @pytest.mark.parametrize("mode", ["naive", "entropy"])
     def test_nan_has_no_range(self, mode):
@@ -499,7 +506,7 @@ def test_a_network_is_right_in_every_call(static):
     wanted = net(x)
     fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
     fast.hybridize(static_alloc=static, static_shape=static)
-    assert [relative(fast(x), wanted) < 0.1 for _ in range(3)] == [True] * 3
+    assert max(relative(fast(x), wanted) for _ in range(3)) < 0.1
     with autograd.record():  # max pooling has no memory for gradients here
         assert relative(fast(x), wanted) < 0.1
 

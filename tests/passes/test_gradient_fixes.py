@@ -184,6 +184,79 @@ def test_gradients_of_the_largest_in_inference(size, stride, pad, hybridize, dty
     assert error <= (0.5 if dtype == "bfloat16" else 1e-3)  # in bfloat16 many values of a window are equal
 
 
+class TestLargestOfViews:
+    """Max pooling of a part of an array, or of one in another shape: its positions of maxima are not written then."""
+
+    def check(self, run, values, dtype="float32"):
+        """Compare the gradient by ``run``, of data and cotangent, with that of a copy of the data without AMP."""
+        def pooled(data, slope):
+            data.attach_grad()
+            with autograd.record():
+                nd.Pooling(data, pool_type="max", kernel=(2, 2), stride=(2, 2)).backward(slope)
+            return data.grad.asnumpy()
+
+        slope = nd.array(np.random.RandomState(6).normal(size=(*values.shape[:2], 4, 4)))
+        expected = [(each, pooled(nd.array(each), slope)) for each in (values, values[::-1])]
+        amp.init(dtype)
+        for each, right in expected:
+            error = np.linalg.norm(run(each, slope) - right) / np.linalg.norm(right)
+            assert error <= (0.3 if dtype == "bfloat16" else 0.05)  # in low precision some of a window are equal
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("way", ["eager", "graph", "static"])
+    @pytest.mark.parametrize("view", ["part", "shape", "inside"])
+    def test_networks(self, view, way, dtype):
+        class Pooled(HybridBlock):
+            def hybrid_forward(self, F, x):
+                return F.Pooling(x.reshape((0, 0, 8, 8)) if view == "inside" else x, pool_type="max", kernel=(2, 2),
+                                 stride=(2, 2))
+
+        def run(values, slope):
+            data = {"part": lambda: nd.array(np.concatenate([values, values]))[2:],
+                    "shape": lambda: nd.array(values.reshape(2, -1)).reshape(values.shape),
+                    "inside": lambda: nd.array(values.reshape(2, 16, 64))}[view]()
+            data.attach_grad()
+            with autograd.record():
+                result = net(data)
+            result.backward(slope)
+            return data.grad.asnumpy().reshape(values.shape)
+
+        net = Pooled()
+        net.hybridize(way != "eager", static_alloc=way == "static")
+        self.check(run, np.random.RandomState(0).normal(size=(2, 16, 8, 8)), dtype)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_executors_of_fewer_images_again(self, dtype):
+        def run(values, slope):
+            data = mx.sym.var("data")
+            pooled = mx.sym.Pooling(data, pool_type="max", kernel=(2, 2), stride=(2, 2))
+            executor = mx.sym.Group([data * 2, pooled]).simple_bind(mx.cpu(), data=(4, 16, 8, 8))
+            executor = executor.reshape(data=values.shape)
+            executor.forward(is_train=True, data=nd.array(values))
+            executor.backward([nd.zeros(values.shape), slope])
+            return executor.grad_dict["data"].asnumpy()
+
+        self.check(run, np.random.RandomState(0).normal(size=(2, 16, 8, 8)), dtype)
+
+    @pytest.mark.parametrize("hybridize", [False, True])
+    @pytest.mark.parametrize("rank", [1, 3])
+    def test_sequences_and_volumes(self, rank, hybridize):
+        net = [nn.MaxPool1D, nn.MaxPool3D][rank == 3]()
+        net.hybridize(hybridize)
+        values = np.random.RandomState(0).normal(size=(4, 16, *(8,) * rank))
+
+        def gradient(data):
+            data.attach_grad()
+            with autograd.record():
+                result = net(data)
+            result.backward(_cotangent(result))
+            return data.grad.asnumpy()
+
+        expected = gradient(nd.array(values[2:]))
+        amp.init("float32")
+        np.testing.assert_array_equal(gradient(nd.array(values)[2:]), expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_no_operator_leaves_a_gradient_unwritten(dtype):
     found = []

@@ -6,6 +6,7 @@ import gc
 import re
 import warnings
 import weakref
+from contextlib import nullcontext
 
 import mxnet as mx
 import numpy as np
@@ -505,3 +506,45 @@ class TestErrorsOfMonitors:
         amp.init(LOW)
         with pytest.raises(KeyboardInterrupt, match="stop"):
             net(mx.nd.ones((2, 8)))
+
+    @pytest.mark.parametrize("loops", [False, True])
+    @pytest.mark.parametrize("backward", ["backward", "autograd.backward", "autograd.grad"])
+    def test_the_backward_pass_of_hybridized_blocks(self, backward, loops):
+        """It raises what a hook raised in it, behind whole gradients, and nothing is left of the error."""
+        class Net(mx.gluon.HybridBlock):
+            def hybrid_forward(self, F, x, weight):
+                made = F.relu(F.tanh(F.FullyConnected(x, weight, num_hidden=8, no_bias=True)))
+                return F.contrib.foreach(lambda one, state: (one + state, one), made,
+                                         F.sum(made, axis=0))[0] if loops else made
+
+        def gradients(fails):
+            phase.append("forward")
+            with autograd.record():
+                loss = net(data).sum()
+            phase.append("backward")
+            with pytest.raises(ValueError, match="in the backward pass") if fails else nullcontext():
+                if backward == "autograd.grad":
+                    autograd.grad(loss, [data])
+                else:
+                    loss.backward() if backward == "backward" else autograd.backward([loss])
+            return net.weight.grad().asnumpy()
+
+        def fails(*told):
+            if phase[-1] == "backward":
+                raise ValueError("in the backward pass")
+
+        phase = []
+        net = Net()
+        net.weight = net.params.get("weight", shape=(8, 8))
+        net.initialize()
+        net.hybridize()
+        data = mx.nd.array(np.random.RandomState(0).normal(size=(4, 8)))
+        data.attach_grad()
+        amp.init(LOW)
+        expected = gradients(fails=False)
+        net.register_op_hook(fails)
+        for _ in range(2):
+            net.weight.zero_grad()
+            np.testing.assert_array_equal(gradients(fails=True), expected * (backward != "autograd.grad"))
+        net.register_op_hook(lambda *told: None)
+        np.testing.assert_array_equal(gradients(fails=False), expected)

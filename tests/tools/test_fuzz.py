@@ -4,6 +4,7 @@ from __future__ import annotations
 import random
 
 import fuzz
+import numpy as np
 import pytest
 from cpu_kinds import LOW, RUNS_BFLOAT16
 from fuzz_programs import BLOCK, FAMILIES, SHAPES, SWITCHES, WAYS, Case, program_of
@@ -90,6 +91,10 @@ def test_every_defect_is_tried():
 
 def test_a_case_that_ends_its_process_is_a_finding():
     assert fuzz.failure_apart(drawn(0, "conversion", "float32"), "ends_the_process") == "the process ended: SIGKILL"
+
+
+def test_memory_of_a_case_is_bounded():
+    assert "MemoryError" in fuzz.apart(np.ones, 1 << 30).ended  # 8 GB
 
 
 def test_what_stock_mxnet_does_not_run_is_no_finding():
