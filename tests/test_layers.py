@@ -52,7 +52,7 @@ LAYERS = {
 BUDGET = {
     "parallel": 535, "cli": 490, "native": 210, "files of the package": 120, "tools": 2980,
     "benchmarks": 3525, "benchmarks/README.md": 295,
-    "C++": 5250,  # sums and means have kernels of their own: MXNet runs those of all values in one thread
+    "C++": 5270,  # swish, and sums and means of all values, which MXNet gives to one thread, have their own kernels
     # Beside 95 lines of names three files lie below MXNet and have no other place: versions, NumPy 1's names and CUDA's
     # libraries (250); threads, AMX, glibc and the CUDA driver (340); the cost model (155).
     "top level": 1525,
@@ -67,7 +67,7 @@ BUDGET = {
     # 24 rewrites, drawn at the head of each file (210 lines). Attention is recognised in every form in which Gluon,
     # GluonNLP and scripts write it (450); the choice of kernels by cost is 265; the tables of passes, wrong gradients
     # and operators in C++ are 300.
-    "passes": 3895,
+    "passes": 3910,
     # Half is about symbols that are bound, for Module: shapes that change, and gradients that a conversion has spoilt.
     "plan": 1010,
     # The search of types for INT8, its ranges and its operators are 675 lines; ConversionOptions is 310, a third of it

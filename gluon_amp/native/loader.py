@@ -23,8 +23,8 @@ VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_dropout", "_gluon_amp_gelu",
                    "_gluon_amp_prelu", "_gluon_amp_scale_rows", "_gluon_amp_pooling", "_gluon_amp_batch_norm",
                    "_gluon_amp_resize", "_gluon_amp_softmax", "_gluon_amp_log_softmax", "_gluon_amp_all_finite",
-                   "_gluon_amp_box_nms", "_gluon_amp_hard_swish", "_gluon_amp_sum", "_gluon_amp_mean",
-                   "_gluon_amp_channel_means", "_gluon_amp_scale_channels", "_gluon_amp_sgd",
+                   "_gluon_amp_box_nms", "_gluon_amp_hard_swish", "_gluon_amp_swish", "_gluon_amp_sum",
+                   "_gluon_amp_mean", "_gluon_amp_channel_means", "_gluon_amp_scale_channels", "_gluon_amp_sgd",
                    "_gluon_amp_sgd_momentum", "_gluon_amp_nag", "_gluon_amp_adam", "_gluon_amp_adamw",
                    "_gluon_amp_lamb"})
 _ONEDNN = frozenset({"_gluon_amp_attention", "_gluon_amp_batch_dot", "_gluon_amp_convolution", "_gluon_amp_dense",

@@ -1,10 +1,10 @@
 """Activations on faster kernels: oneDNN's, or one in C++.
 
-``hard_swish`` fuses x * hard_sigmoid(x), as in MobileNet v3, into one operator in C++: each of MXNet's four operators,
-and of the five of the gradient, reads and writes a whole map. It takes maps in any order of axes, so that it may stand
-in chains with the channels last::
+``hard_swish`` fuses x * hard_sigmoid(x), as in MobileNet v3, and x * sigmoid(x), as in EfficientNet, into one operator
+in C++: each of MXNet's four operators, and of the five of the gradient, reads and writes a whole map. It takes maps in
+any order of axes, so that it may stand in chains with the channels last::
 
-    x * (clip(x + 3, 0, 6) / 6)   ->   _gluon_amp_hard_swish(x)
+    x * (clip(x + 3, 0, 6) / 6)   ->   _gluon_amp_hard_swish(x)        x * sigmoid(x)   ->   _gluon_amp_swish(x)
 
 ``native_activations`` runs rectifiers in bfloat16, and in FP32 training ``sigmoid`` and ``tanh``, by oneDNN's kernels::
 
@@ -38,10 +38,11 @@ from ..rules.tables.groups import BATCH_NORMS, RELU
 from .context import Context
 from .precisions import plan_outputs, propagate_dtypes, unknown_forward
 
-HARD_SWISH = "_gluon_amp_hard_swish"
+HARD_SWISH, SWISH = "_gluon_amp_hard_swish", "_gluon_amp_swish"
 SQUARES: Mapping[str, str] = {"_power_scalar": "square", "_npi_power_scalar": "_npi_square"}  # by the power
 _LEAST = 16384  # values of a map, as of a clip
 _PRODUCTS = ("elemwise_mul", "broadcast_mul", "_npi_multiply")
+_SIGMOIDS = ("sigmoid", "_npx_sigmoid")
 _SUMS = ("_plus_scalar", "_npi_add_scalar")
 _FACTORS = ("_mul_scalar", "_npi_multiply_scalar")
 _QUOTIENTS = ("_div_scalar", "_npi_true_divide_scalar")
@@ -50,11 +51,12 @@ _RULE = Rule(NEUTRAL, note="native bfloat16 kernel")
 
 
 class _Swish(NamedTuple):
-    """A product of values and their hard sigmoid."""
+    """A product of values and their sigmoid, hard or not."""
 
+    op: str  # in C++
     last: Node  # gives its result
     data: Entry
-    within: list[Node]  # the other operators, of the hard sigmoid
+    within: list[Node]  # the other operators, of the sigmoid
     attrs: dict[str, str]
 
 
@@ -64,20 +66,19 @@ def may_fuse(context: Context) -> bool:
 
 
 def hard_swish(graph: Graph, context: Context) -> int:
-    """Fuse the products of large maps and their hard sigmoid; return how many."""
+    """Fuse the products of large maps and their sigmoid, hard or not; return how many."""
     unknown = unknown_forward(graph)
     found = [each for each in _products(graph, Consumers(graph))
              if _is_worth_it(each, context) and each.data.node not in unknown]
-    if not found or not context.runs_natively(HARD_SWISH):
-        return 0
+    found = [each for each in found if context.runs_natively(each.op)]
     for each in found:
         node = each.last
         node.inputs = [each.data]
-        node.replaced, node.op = node.op, HARD_SWISH
+        node.replaced, node.op = node.op, each.op
         node.attrs = {**symbol_attributes(node.attrs), **each.attrs}
         if not context.converted:
             node.decision = _RULE.decision
-    if context.target == BFLOAT16 and not context.converted:
+    if found and context.target == BFLOAT16 and not context.converted:
         propagate_dtypes(graph, context)
     return len(found)
 
@@ -87,9 +88,25 @@ def _products(graph: Graph, consumers: Consumers) -> Iterator[_Swish]:
         if node.op in _PRODUCTS:
             for data, gate in (node.inputs, node.inputs[::-1]):
                 made = _hard_sigmoid(gate, data, consumers)
+                op = HARD_SWISH if made else SWISH
+                made = made or _sigmoid(gate, data, consumers)
                 if made is not None:
-                    yield _Swish(node, data, *made)
+                    yield _Swish(op, node, data, *made)
                     break
+
+
+def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[list[Node], dict[str, str]] | None:
+    """Return the operators of a sigmoid of ``data``, maybe times a constant, which nothing else reads."""
+    node = entry.node
+    if not (node.op in _SIGMOIDS or (node.op == "Activation" and node.attrs.get("act_type") == "sigmoid")):
+        return None
+    within, (inner,) = [node], node.inputs
+    if inner.key != data.key and inner.node.op in _FACTORS and consumers.is_read_once(inner):
+        within.append(inner.node)
+        (inner,) = inner.node.inputs
+    if inner.key != data.key or not consumers.is_read_once(entry):
+        return None
+    return within, {"beta": within[1].attrs["scalar"]} if len(within) > 1 else {}
 
 
 def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[list[Node], dict[str, str]] | None:
@@ -141,11 +158,9 @@ def native_activations(graph: Graph, context: Context) -> int:
     for node in squares:
         node.op, node.attrs = SQUARES[node.op], symbol_attributes(node.attrs)
     lowered = [node for node in graph.operators() if Entry(node).dtype == context.target]
-    if context.target == FLOAT32:
-        replaced = [node for node in lowered if node.op in _FP32_ACTIVATIONS and _has_kernel(Entry(node))
-                    and node.decided.cause is not Cause.STORAGE]
-    else:
-        replaced = [node for node in lowered if node.op in RELU and _has_kernel(Entry(node))]
+    replaced = [node for node in lowered if context.target == BFLOAT16 and node.op in RELU and _has_kernel(Entry(node))]
+    replaced += [node for node in graph.operators() if context.policy.training and node.op in _FP32_ACTIVATIONS and
+                 Entry(node).dtype == FLOAT32 and _has_kernel(Entry(node)) and node.decided.cause is not Cause.STORAGE]
     for node in replaced:
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": _FP32_ACTIVATIONS.get(node.op, "relu")}
     if context.target == FLOAT32:

@@ -15,7 +15,7 @@ from ..graph import WISHES, Consumers, Entry, Graph, Node
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
 from ..rules.shapes import pools_to_means
-from .activations import HARD_SWISH
+from .activations import HARD_SWISH, SWISH
 from .context import Context
 from .precisions import unknown_forward
 
@@ -27,8 +27,8 @@ IN_CPP: Mapping[str, str] = {"Convolution": "_gluon_amp_convolution", "BatchNorm
                              **dict.fromkeys(_POOLS, _MEANS), **dict.fromkeys(_PRODUCTS, "_gluon_amp_scale_channels")}
 NATIVE = frozenset(IN_CPP.values())
 LIMITS = ("clip", "relu", "Activation")  # of which Activation is a rectifier
-_ELEMENTWISE = (*LIMITS, "elemwise_add", HARD_SWISH)
-_RATES: Mapping[str, str] = {"clip": "clip", HARD_SWISH: "swish", "elemwise_add": "add",
+_ELEMENTWISE = (*LIMITS, "elemwise_add", HARD_SWISH, SWISH)
+_RATES: Mapping[str, str] = {"clip": "clip", HARD_SWISH: "swish", SWISH: "swish", "elemwise_add": "add",
                              **dict.fromkeys(_POOLS, "mean"), **dict.fromkeys(_PRODUCTS, "scale")}
 _SWEEPS = 4
 _DOUBT = 1.1  # how many times faster than MXNet's kernels in the policy's type others have to be: rates are not exact

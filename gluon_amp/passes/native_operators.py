@@ -27,7 +27,7 @@ from ..rules import FP32, NEUTRAL, Cause, Decision, Rule
 from ..rules.shapes import BLOCK, has_avx2_kernel, is_slow_sum, pools_out_of_order, pools_to_means, values_behind
 from ..rules.tables.groups import SOFTMAX, SUMS
 from . import channels_last, native_attention, native_recurrent
-from .activations import HARD_SWISH
+from .activations import HARD_SWISH, SWISH
 from .context import Context
 from .precisions import plan_outputs, propagate_dtypes, unknown_forward
 
@@ -257,7 +257,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "_contrib_box_nms": Replacement("_gluon_amp_box_nms", (FLOAT32,), 16384, _keeps_format),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
-NATIVE = (frozenset(each.op for each in REPLACEMENTS.values()) | {native_attention.ATTENTION, HARD_SWISH}
+NATIVE = (frozenset(each.op for each in REPLACEMENTS.values()) | {native_attention.ATTENTION, HARD_SWISH, SWISH}
           | channels_last.NATIVE)
 
 

@@ -139,6 +139,10 @@ def hard_swish(shape):
                 {"shift": 3.0, "a_min": 0.0, "a_max": 6.0, "divisor": 6.0}, lambda x: x * (nd.clip(x + 3, 0, 6) / 6))
 
 
+def swish(shape, scale=3, beta=1.0):
+    return Case("swish", (numbers(shape, scale=scale),), {"beta": beta}, lambda x: x * nd.sigmoid(beta * x))
+
+
 def prelu(shape, slopes):
     return Case("prelu", (shape, (slopes,)), {}, lambda x, slope: nd.LeakyReLU(x, slope, act_type="prelu"), 2e-6)
 
@@ -374,6 +378,7 @@ TABLE = [
     *map(clip, SHAPES),
     *(gelu(shape, scale) for shape in SHAPES for scale in (1e-3, 1.0, 20.0)),
     *map(hard_swish, [*SHAPES, (2, 16, 60, 61)]),
+    *(swish(shape, scale, beta) for shape in SHAPES for scale, beta in ((1e-3, 1.0), (3, 1.0), (40, 1.0), (1, -1.702))),
     *(prelu(*each) for each in (((3, 5), 1), ((3, 5), 5), ((2, 7, 33), 7), ((40_001,), 1), ((5, 3, 30, 31), 3),
                                 ((70, 3, 2, 2), 3), ((33, 9, 1, 15), 9), ((2, 4, 1, 16), 4))),
     *map(layer_norm, [*SHAPES, (200, 33), (1, 768)]), layer_norm((100_000, 4), 1e-5, 3e-6),
@@ -443,7 +448,8 @@ TABLE = [
 ]
 # One of each, for what does not depend on sizes.
 SAMPLES = {
-    "clip": clip((3, 17)), "gelu": gelu((3, 17)), "hard_swish": hard_swish((3, 17)), "prelu": prelu((2, 7, 33), 7),
+    "clip": clip((3, 17)), "gelu": gelu((3, 17)), "hard_swish": hard_swish((3, 17)), "swish": swish((3, 17)),
+    "prelu": prelu((2, 7, 33), 7),
     "one slope": prelu((2, 7, 33), 1), "narrow prelu": prelu((9, 7, 3), 7), "layer_norm": layer_norm((6, 17)),
     "softmax": softmax((6, 17), temperature=2.0), "log_softmax": softmax((6, 17), "log_softmax", 2.0),
     "softmax of columns": softmax((6, 5, 4), axis=1), "softmax with length": softmax_with_length((6, 17)),
@@ -660,7 +666,7 @@ def test_threads_on_several_contexts():
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["clip", "gelu", "layer_norm", "hard_swish", "softmax"])
+@pytest.mark.parametrize("name", ["clip", "gelu", "layer_norm", "hard_swish", "swish", "softmax"])
 def test_between_convolutions(name):
     """Data and its gradient come in oneDNN's own layout; `make native-check` sees what is read of copies."""
     case = SAMPLES[name]

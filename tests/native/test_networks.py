@@ -177,7 +177,7 @@ def swish(data, product="elemwise_mul", over=("_div_scalar", 6.0), plus="_plus_s
 
 def after(*heads, policy=None):
     made = graph(*heads)
-    rewrite(made, policy or Policy("float32"), native={SWISH}, keep_outputs=False, check=True)
+    rewrite(made, policy or Policy("float32"), native={SWISH, "_gluon_amp_swish"}, keep_outputs=False, check=True)
     return describe(made), made
 
 
@@ -189,6 +189,32 @@ def test_forms_of_a_hard_swish_are_one_operator(how, divisor):
     assert lines == [f"it: {SWISH}(data) -> float32", "out: it"]
     attrs = made.operators()[0].attrs
     assert [float(attrs[name]) for name in ("shift", "a_min", "a_max", "divisor")] == [3, 0, 6, divisor]
+
+
+def soft_swish(data, sigmoid="sigmoid", beta=None, read=None, swapped=False, product="elemwise_mul"):
+    """Return x * sigmoid(beta * x), and what of it is an output, too."""
+    scaled = data if beta is None else Entry(op("_mul_scalar", "scaled", data, shape=SHAPE, scalar=beta))
+    attrs = {"act_type": "sigmoid"} if sigmoid == "Activation" else {}
+    gate = Entry(op(sigmoid, "gate", scaled, shape=SHAPE, **attrs))
+    return [Entry(op(product, "it", *((gate, data) if swapped else (data, gate)), shape=SHAPE)),
+            *{"gate": [gate], "scaled": [scaled], None: []}[read]]
+
+
+@pytest.mark.parametrize("how", [{}, {"swapped": True}, {"beta": 1.5}, {"sigmoid": "Activation"}, {
+    "sigmoid": "_npx_sigmoid", "product": "_npi_multiply"}])
+def test_forms_of_a_swish_are_one_operator(how):
+    lines, made = after(*soft_swish(Entry(variable("data", SHAPE)), **how))
+    assert lines == ["it: _gluon_amp_swish(data) -> float32", "out: it"]
+    assert made.operators()[0].attrs.get("beta") == (str(how["beta"]) if "beta" in how else None)
+
+
+@pytest.mark.parametrize("heads", [
+    lambda data: soft_swish(data, read="gate"), lambda data: soft_swish(data, beta=2.0, read="scaled"),
+    lambda data: soft_swish(data, sigmoid="tanh"),
+    lambda data: [Entry(op("elemwise_mul", "it", Entry(variable("other", SHAPE)), soft_swish(data)[0].node.inputs[1],
+                           shape=SHAPE))]])
+def test_products_that_are_no_swish_stay(heads):
+    assert not any("_gluon_amp" in line for line in after(*heads(Entry(variable("data", SHAPE))))[0])
 
 
 def test_products_that_are_no_hard_swish_of_their_data_stay():
@@ -206,11 +232,11 @@ def test_products_that_are_no_hard_swish_of_their_data_stay():
 
 
 class Twice(HybridBlock):
-    """A hard swish of what is read elsewhere, too, so that gradients meet."""
+    """A hard swish, and a swish, of what is read elsewhere, too, so that gradients meet."""
 
     def hybrid_forward(self, F, x):
         y = x * 2
-        return y * (F.clip(y + 3.0, 0, 6) / 6.0) + F.sin(y)
+        return y * (F.clip(y + 3.0, 0, 6) / 6.0) + y * F.sigmoid(1.5 * y) + F.sin(y)
 
 
 class Pools(HybridBlock):

@@ -18,7 +18,7 @@ import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import array_at
 from gluon_amp.passes import activations
-from gluon_amp.passes.activations import HARD_SWISH
+from gluon_amp.passes.activations import HARD_SWISH, SWISH
 from gluon_amp.passes.channels_last import NATIVE
 
 pytestmark = pytest.mark.skipif(not all(map(native.is_available, NATIVE)), reason="the operators in C++ are missing")
@@ -98,11 +98,14 @@ class Excited(Blocks):
     def body(self, F, x):
         for number in range(4):
             x = self.normalised(number, x)
-            x = x * (F.clip(x + 3.0, 0, 6) / 6.0)
+            x = self.activated(F, x)
             if number % 2:
                 means = self.squeeze[number // 2](F.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)))
                 x = F.broadcast_mul(x, self.gate(F, means))
         return x
+
+    def activated(self, F, x):
+        return x * (F.clip(x + 3.0, 0, 6) / 6.0)
 
     def gate(self, F, means):
         return F.clip(means + 3.0, 0, 6) / 6.0
@@ -113,6 +116,16 @@ class Limited(Excited):
 
     def gate(self, F, means):
         return F.clip(means, 0, 1)
+
+
+class Swishing(Excited):
+    """Blocks of EfficientNet: swish, and channels times the sigmoid of what their means say."""
+
+    def activated(self, F, x):
+        return x * F.sigmoid(x)
+
+    def gate(self, F, means):
+        return F.sigmoid(means)
 
 
 class Residual(Blocks):
@@ -187,7 +200,7 @@ def operators_of(net):
 @pytest.mark.parametrize(("kind", "settings", "operators"), [
     (Residual, {}, MAPS), (Bottlenecks, {"groups": 4, "channels": 16, "dead": 3}, MAPS),
     (Bottlenecks, {"groups": 12, "channels": 12, "dead": 3}, MAPS), (Excited, {}, NATIVE | {HARD_SWISH}),
-    (Limited, {}, NATIVE | {HARD_SWISH})])
+    (Limited, {}, NATIVE | {HARD_SWISH}), (Swishing, {}, NATIVE | {SWISH})])
 def test_training_is_that_of_float64(kind, settings, operators, flags, monkeypatch):
     """Networks train in FP32, under AMP as exactly as without it."""
     monkeypatch.setattr(activations, "_LEAST", 1)

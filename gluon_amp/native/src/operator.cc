@@ -28,11 +28,11 @@ double parse(const std::string& text, const char* name) {
 
 const std::vector<const Operator*>& operators() {
   static const std::vector<const Operator*> all{
-      &layer_norm,    &clip,           &scale_rows, &dropout,      &gelu,       &prelu,
-      &softmax_op,    &log_softmax_op, &sgd,        &sgd_momentum, &nag,        &adam,
-      &adamw,         &lamb,           &attention,  &batch_dot,    &dense,      &rnn,
-      &batch_norm,    &convolution,    &pooling,    &resize,       &all_finite, &hard_swish,
-      &channel_means, &scale_channels, &box_nms,    &sum_op,       &mean_op};
+      &layer_norm, &clip,          &scale_rows,     &dropout,   &gelu,         &swish,
+      &prelu,      &softmax_op,    &log_softmax_op, &sgd,       &sgd_momentum, &nag,
+      &adam,       &adamw,         &lamb,           &attention, &batch_dot,    &dense,
+      &rnn,        &batch_norm,    &convolution,    &pooling,   &resize,       &all_finite,
+      &hard_swish, &channel_means, &scale_channels, &box_nms,   &sum_op,       &mean_op};
   return all;
 }
 

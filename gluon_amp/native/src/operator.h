@@ -100,9 +100,9 @@ struct Operator {
 };
 
 // The operators of the library; the last ones need oneDNN when they run.
-extern const Operator layer_norm, dropout, gelu, prelu, softmax_op, log_softmax_op, clip, hard_swish, channel_means,
-    scale_channels, scale_rows, batch_norm, pooling, resize, all_finite, box_nms, sum_op, mean_op, sgd, sgd_momentum,
-    nag, adam, adamw, lamb, attention, batch_dot, convolution, dense, rnn;
+extern const Operator layer_norm, dropout, gelu, swish, prelu, softmax_op, log_softmax_op, clip, hard_swish,
+    channel_means, scale_channels, scale_rows, batch_norm, pooling, resize, all_finite, box_nms, sum_op, mean_op, sgd,
+    sgd_momentum, nag, adam, adamw, lamb, attention, batch_dot, convolution, dense, rnn;
 const std::vector<const Operator*>& operators();
 
 // Throw an error made of all arguments.

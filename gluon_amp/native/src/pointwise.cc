@@ -1,5 +1,5 @@
-// Operators that compute each value of the result from one of the data: clip, GELU and hard swish. Maps may lie in any
-// order. Values at a limit have a gradient, and what is not a number stays that, as in MXNet.
+// Operators that compute each value of the result from one of the data: clip, GELU, swish and hard swish. Maps may lie
+// in any order. Values at a limit have a gradient, and what is not a number stays that, as in MXNet.
 #include <algorithm>
 
 #include "exponential.h"
@@ -78,10 +78,9 @@ VECTORIZED void backward_range(const Limits& s, const Tensors& in, const Tensors
           clip_gradient(in[0].as<const T>() + begin, in[1].as<const T>() + begin, out[0].as<T>() + begin, count, s));
 }
 
-// GELU, x times the normal distribution at x, as MXNet's LeakyReLU computes it with act_type='gelu'.
-struct Nothing {
-  explicit Nothing(const Attributes&) {}
-  static constexpr int64_t kRange = 16384;
+// Operators that multiply x by a factor between 0 and 1, which grows with x.
+struct Factor {
+  float value, slope;
 };
 
 // The normal distribution at -t is exp(-t^2 / 2) times this, for t >= 0: a polynomial fitted to 6e-8.
@@ -99,15 +98,28 @@ INLINED float ratio_of_tail(float t) {
   return sum;
 }
 
+// GELU, x times the normal distribution at x, as MXNet's LeakyReLU computes it with act_type='gelu'.
 struct Normal {
-  float distribution, density;
+  explicit Normal(const Attributes&) {}
+  INLINED Factor at(float x) const {
+    constexpr float kDensityAt0 = 0.398942280f;
+    const float t = __builtin_fabsf(x), power = exp_of_negative(-0.5f * t * t), tail = power * ratio_of_tail(t);
+    return {x < 0 ? tail : 1 - tail, kDensityAt0 * power};
+  }
+  static constexpr int64_t kRange = 16384;
 };
 
-INLINED Normal normal_at(float x) {
-  constexpr float kDensityAt0 = 0.398942280f;
-  const float t = __builtin_fabsf(x), power = exp_of_negative(-0.5f * t * t), tail = power * ratio_of_tail(t);
-  return {x < 0 ? tail : 1 - tail, kDensityAt0 * power};
-}
+// Swish, x times the sigmoid of beta * x.
+struct Sigmoid {
+  explicit Sigmoid(const Attributes& attributes) : beta(attributes.real("beta", 1)) {}
+  INLINED Factor at(float x) const {
+    const float t = beta * x, power = exp_of_negative(-__builtin_fabsf(t)), most = 1 / (1 + power),
+                least = power * most;
+    return {t < 0 ? least : most, beta * (most * least)};
+  }
+  static constexpr int64_t kRange = 16384;
+  float beta;
+};
 
 // Values are read and written in loops of their own: with 16-bit types in it a loop of AVX512F has half the width.
 constexpr int64_t kBlock = 512;
@@ -124,24 +136,27 @@ INLINED void save(const float* values, T* data, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(values[i], &data[i]);
 }
 
-template <class T>
-INLINED void gelu_loop(const T* data, T* out, int64_t size) {
+template <class T, class Curve>
+INLINED void curve_loop(const T* data, T* out, int64_t size, Curve curve) {
   float values[kBlock];
   for (int64_t start = 0; start < size; start += kBlock) {
     const int64_t count = std::min(kBlock, size - start);
     load(data + start, values, count);
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) values[i] *= normal_at(values[i]).distribution;
+    for (int64_t i = 0; i < count; ++i) values[i] *= curve.at(values[i]).value;
     save(values, out + start, count);
   }
 }
 
-VECTORIZED void forward_range(const Nothing&, const Tensors& in, const Tensors& out, int64_t begin, int64_t count) {
-  IN_TYPE(in[0].type, gelu_loop(in[0].as<const T>() + begin, out[0].as<T>() + begin, count));
+VECTORIZED void forward_range(const Normal& s, const Tensors& in, const Tensors& out, int64_t begin, int64_t count) {
+  IN_TYPE(in[0].type, curve_loop(in[0].as<const T>() + begin, out[0].as<T>() + begin, count, s));
+}
+VECTORIZED void forward_range(const Sigmoid& s, const Tensors& in, const Tensors& out, int64_t begin, int64_t count) {
+  IN_TYPE(in[0].type, curve_loop(in[0].as<const T>() + begin, out[0].as<T>() + begin, count, s));
 }
 
-template <class T>
-INLINED void gelu_gradient(const T* out_grad, const T* data, T* data_grad, int64_t size) {
+template <class T, class Curve>
+INLINED void curve_gradient(const T* out_grad, const T* data, T* data_grad, int64_t size, Curve curve) {
   float values[kBlock], grads[kBlock];
   for (int64_t start = 0; start < size; start += kBlock) {
     const int64_t count = std::min(kBlock, size - start);
@@ -149,16 +164,20 @@ INLINED void gelu_gradient(const T* out_grad, const T* data, T* data_grad, int64
     load(out_grad + start, grads, count);
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
-      const Normal normal = normal_at(values[i]);
-      grads[i] *= normal.distribution + values[i] * normal.density;
+      const Factor factor = curve.at(values[i]);
+      grads[i] *= factor.value + values[i] * factor.slope;
     }
     save(grads, data_grad + start, count);
   }
 }
 
-VECTORIZED void backward_range(const Nothing&, const Tensors& in, const Tensors& out, int64_t begin, int64_t count) {
+VECTORIZED void backward_range(const Normal& s, const Tensors& in, const Tensors& out, int64_t begin, int64_t count) {
   IN_TYPE(in[0].type,
-          gelu_gradient(in[0].as<const T>() + begin, in[1].as<const T>() + begin, out[0].as<T>() + begin, count));
+          curve_gradient(in[0].as<const T>() + begin, in[1].as<const T>() + begin, out[0].as<T>() + begin, count, s));
+}
+VECTORIZED void backward_range(const Sigmoid& s, const Tensors& in, const Tensors& out, int64_t begin, int64_t count) {
+  IN_TYPE(in[0].type,
+          curve_gradient(in[0].as<const T>() + begin, in[1].as<const T>() + begin, out[0].as<T>() + begin, count, s));
 }
 
 // Hard swish, x * (clip(x + shift, a_min, a_max) / divisor), as MXNet's operators compute it one after the other.
@@ -208,7 +227,8 @@ VECTORIZED void backward_range(const Gate& s, const Tensors& in, const Tensors& 
 }  // namespace
 
 const Operator clip = Pointwise<Limits>::named("_gluon_amp_clip");
-const Operator gelu = Pointwise<Nothing>::named("_gluon_amp_gelu");
+const Operator gelu = Pointwise<Normal>::named("_gluon_amp_gelu");
+const Operator swish = Pointwise<Sigmoid>::named("_gluon_amp_swish");
 const Operator hard_swish = Pointwise<Gate>::named("_gluon_amp_hard_swish");
 
 }  // namespace gluon_amp
