@@ -2,7 +2,7 @@
 
 Gradients of gradients MXNet has of dense layers in FP32, but neither of casts nor in low precision. While a network
 runs nobody knows that its gradients will be differentiated. A sign of it is that its data has a gradient buffer, as for
-gradient penalties: dense layers that MXNet could differentiate twice keep FP32 then.
+gradient penalties: layers that MXNet could differentiate twice stay as they are then, dense ones in FP32.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..passes.gradient_fixes import calls_to_fix, fixed_call, is_call_concerned
 NOT_TWICE = ("AMP is on, and MXNet differentiates neither casts nor operators in low precision twice. For gradients of "
              "gradients run the network and autograd.grad inside `with amp.autocast(enabled=False):`, and do not "
              "hybridize it: MXNet has none of hybridized networks")
-TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot"))
+TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot", "sigmoid", "tanh", "_npx_sigmoid", "_npi_tanh"))
 
 
 class _Operand(NamedTuple):

@@ -153,14 +153,15 @@ def is_square(attrs: Mapping[str, Any]) -> bool:
 
 def native_activations(graph: Graph, context: Context) -> int:
     """Replace or help the activations that run in the target type, and squares in FP32; return how many."""
-    squares = [node for node in graph.operators() if node.op in SQUARES and is_square(node.attrs)
-               and Entry(node).dtype == FLOAT32 and node.decided.cause is not Cause.STORAGE]
+    free = [node for node in graph.operators() if Entry(node).dtype == FLOAT32
+            and node.decided.cause not in (*WISHES, Cause.STORAGE)]
+    squares = [node for node in free if node.op in SQUARES and is_square(node.attrs)]
     for node in squares:
         node.op, node.attrs = SQUARES[node.op], symbol_attributes(node.attrs)
     lowered = [node for node in graph.operators() if Entry(node).dtype == context.target]
     replaced = [node for node in lowered if context.target == BFLOAT16 and node.op in RELU and _has_kernel(Entry(node))]
-    replaced += [node for node in graph.operators() if context.policy.training and node.op in _FP32_ACTIVATIONS and
-                 Entry(node).dtype == FLOAT32 and _has_kernel(Entry(node)) and node.decided.cause is not Cause.STORAGE]
+    replaced += [node for node in free if context.policy.training and node.op in _FP32_ACTIVATIONS
+                 and _has_kernel(Entry(node))]
     for node in replaced:
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": _FP32_ACTIVATIONS.get(node.op, "relu")}
     if context.target == FLOAT32:

@@ -80,7 +80,7 @@ def slopes_of(array, run):
 class TestSecondGradients:
     @pytest.mark.filterwarnings("ignore:All children of this Sequential")
     @pytest.mark.parametrize("way", WAYS)
-    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
     def test_a_gradient_penalty_is_that_of_fp32(self, dtype, way):
         expected = penalised(filled(WAYS[way]()))
         amp.init(dtype)

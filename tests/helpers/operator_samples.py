@@ -713,6 +713,7 @@ def _native_pointwise() -> Iterator[Sample]:
         yield sample("_gluon_amp_clip", data, a_min=-0.5, a_max=1.0, reference="clip")
         yield sample("_gluon_amp_gelu", data, act_type="gelu", reference="LeakyReLU")
         yield sample("_gluon_amp_hard_swish", data, shift=3.0, a_min=0.0, a_max=6.0, divisor=6.0)
+        yield sample("_gluon_amp_swish", data, beta=1.5)
         yield sample("_gluon_amp_dropout", (data, _BITS), p=0.3)
     yield sample("_gluon_amp_dropout", (_MAP, fixed(64, values="ones")), p=0.3, note="outside of training")
     for shape, slopes in (((2, 16, 6, 8), 16), ((40, 5000), 1), ((7, 33), 33), ((4, 16, 40, 40), 16)):
