@@ -341,7 +341,7 @@ def test_layers_stay_wide_until_outputs_are_near_where_no_limit_is_named():
     net.first.bias.set_data(mx.nd.full(16, 50))
     with pytest.warns(UserWarning, match=r"INT8 outputs are \d\d\.\d% off FP32, so that 1 of 1 layers stay"):
         fast = amp.convert_hybrid_block(net, "int8", calib_data=x)
-    assert relative(fast(x), net(x)) <= 0.04
+    assert relative(fast(x), net(x)) <= 0.035
     assert set(fast.conversion.wide.values()) == {"the network is not accurate enough with it"}
     far = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1.0)
     assert far.conversion.trials[0]["holds"]
