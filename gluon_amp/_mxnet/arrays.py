@@ -107,22 +107,10 @@ def cast_arrays(value: Any, dtype: str) -> Any:
     return map_arrays(cast, value)
 
 
-# From this size on MXNet copies arrays in several threads (MXNET_CPU_PARALLEL_SIZE). Where Python's own thread does so,
-# the OpenMP library has more threads than processors, and lets them sleep between operators: MobileNet v2 in INT8 takes
-# 4.8 ms in place of 1.9 from then on.
-_PIECE = 200_000 - 1
-
-
 def values_of(array: NDArray) -> np.ndarray:
-    """Return an array's values, copied in pieces that one thread copies."""
+    """Return an array's values."""
     # MXNet's own threads bring it out of oneDNN's layout, which Python's would do otherwise.
-    plain = run_operator(original_invoke, "_mul_scalar", [array.as_nd_ndarray()], {"scalar": 1})
-    if array.size <= _PIECE:
-        return plain.asnumpy()
-    flat, values = plain.reshape((-1,)), np.empty(array.size, array.dtype)
-    for start in range(0, array.size, _PIECE):
-        values[start:start + _PIECE] = flat[start:start + _PIECE].asnumpy()
-    return values.reshape(array.shape)
+    return run_operator(original_invoke, "_mul_scalar", [array.as_nd_ndarray()], {"scalar": 1}).asnumpy()
 
 
 Check = Callable[[Sequence[NDArray]], NDArray]  # its answer is 1 where all values of the arrays are finite, else 0
