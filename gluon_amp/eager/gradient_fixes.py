@@ -17,12 +17,13 @@ from .._mxnet.arrays import is_recorded
 from .._mxnet.invoke import Invocation, Invoke, handle_of, registered_operators
 from .._mxnet.symbols import dtype_name
 from ..graph import VARIABLE, Node
+from ..passes.activations import FP32_ACTIVATIONS
 from ..passes.gradient_fixes import calls_to_fix, fixed_call, is_call_concerned
 
 NOT_TWICE = ("AMP is on, and MXNet differentiates neither casts nor operators in low precision twice. For gradients of "
              "gradients run the network and autograd.grad inside `with amp.autocast(enabled=False):`, and do not "
              "hybridize it: MXNet has none of hybridized networks")
-TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot", "sigmoid", "tanh", "_npx_sigmoid", "_npi_tanh"))
+TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot", *FP32_ACTIVATIONS))
 
 
 class _Operand(NamedTuple):

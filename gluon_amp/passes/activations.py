@@ -53,9 +53,9 @@ _RULE = Rule(NEUTRAL, note="native bfloat16 kernel")
 class _Swish(NamedTuple):
     """A product of values and their sigmoid, hard or not."""
 
-    op: str  # in C++
     last: Node  # gives its result
     data: Entry
+    op: str  # in C++
     within: list[Node]  # the other operators, of the sigmoid
     attrs: dict[str, str]
 
@@ -87,16 +87,14 @@ def _products(graph: Graph, consumers: Consumers) -> Iterator[_Swish]:
     for node in graph.operators():
         if node.op in _PRODUCTS:
             for data, gate in (node.inputs, node.inputs[::-1]):
-                made = _hard_sigmoid(gate, data, consumers)
-                op = HARD_SWISH if made else SWISH
-                made = made or _sigmoid(gate, data, consumers)
+                made = _hard_sigmoid(gate, data, consumers) or _sigmoid(gate, data, consumers)
                 if made is not None:
-                    yield _Swish(op, node, data, *made)
+                    yield _Swish(node, data, *made)
                     break
 
 
-def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[list[Node], dict[str, str]] | None:
-    """Return the operators of a sigmoid of ``data``, maybe times a constant, which nothing else reads."""
+def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[str, list[Node], dict[str, str]] | None:
+    """Return what takes the place of a sigmoid of ``data``, maybe times a constant, its operators, and the constant."""
     node = entry.node
     if not (node.op in _SIGMOIDS or (node.op == "Activation" and node.attrs.get("act_type") == "sigmoid")):
         return None
@@ -106,11 +104,11 @@ def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[list[Node
         (inner,) = inner.node.inputs
     if inner.key != data.key or not consumers.is_read_once(entry):
         return None
-    return within, {"beta": within[1].attrs["scalar"]} if len(within) > 1 else {}
+    return SWISH, within, {"beta": within[1].attrs["scalar"]} if len(within) > 1 else {}
 
 
-def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[list[Node], dict[str, str]] | None:
-    """Return the operators of a hard sigmoid of ``data``, which nothing else reads, and their constants."""
+def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[str, list[Node], dict[str, str]] | None:
+    """Return what takes the place of a hard sigmoid of ``data``, its operators, and their constants."""
     within = []
     for ops in (_QUOTIENTS + _FACTORS, _LIMITS, _SUMS):
         if entry.node.op not in ops or not consumers.is_read_once(entry):
@@ -122,8 +120,8 @@ def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[list
     if entry.key != data.key or factor == 0 or "None" in (limits.get("a_min", "None"), limits.get("a_max", "None")):
         return None
     divisor = factor if within[0].op in _QUOTIENTS else 1 / factor
-    return within, {"shift": moved["scalar"], "a_min": limits["a_min"], "a_max": limits["a_max"],
-                    "divisor": repr(divisor)}
+    return HARD_SWISH, within, {"shift": moved["scalar"], "a_min": limits["a_min"], "a_max": limits["a_max"],
+                                "divisor": repr(divisor)}
 
 
 def _is_worth_it(found: _Swish, context: Context) -> bool:
@@ -135,7 +133,7 @@ def _is_worth_it(found: _Swish, context: Context) -> bool:
             and prod(found.data.shape) >= _LEAST)
 
 
-_FP32_ACTIVATIONS = {"sigmoid": "sigmoid", "_npx_sigmoid": "sigmoid", "tanh": "tanh", "_npi_tanh": "tanh"}
+FP32_ACTIVATIONS = {"sigmoid": "sigmoid", "_npx_sigmoid": "sigmoid", "tanh": "tanh", "_npi_tanh": "tanh"}
 _MOST_DIMENSIONS = 5  # of oneDNN's kernel; MXNet's own one does not take bfloat16
 
 
@@ -160,10 +158,10 @@ def native_activations(graph: Graph, context: Context) -> int:
         node.op, node.attrs = SQUARES[node.op], symbol_attributes(node.attrs)
     lowered = [node for node in graph.operators() if Entry(node).dtype == context.target]
     replaced = [node for node in lowered if context.target == BFLOAT16 and node.op in RELU and _has_kernel(Entry(node))]
-    replaced += [node for node in free if context.policy.training and node.op in _FP32_ACTIVATIONS
+    replaced += [node for node in free if context.policy.training and node.op in FP32_ACTIVATIONS
                  and _has_kernel(Entry(node))]
     for node in replaced:
-        node.op, node.attrs = "Activation", {**node.attrs, "act_type": _FP32_ACTIVATIONS.get(node.op, "relu")}
+        node.op, node.attrs = "Activation", {**node.attrs, "act_type": FP32_ACTIVATIONS.get(node.op, "relu")}
     if context.target == FLOAT32:
         return len(replaced) + len(squares)
     for node in lowered:

@@ -85,10 +85,9 @@ def _to_nhwc(graph: Graph, chain: list[Node], consumers: Consumers, context: Con
     inside = {id(node) for node in chain}
     _back_to_nchw(graph, [node for node in chain if _leaves(node, inside, consumers)], inside, context)
     for node in chain:
-        count = len(maps_of(node))
         maps = [entry if is_within(entry, inside) else
-                _transposed(graph, entry, _NHWC, _nhwc(entry.shape), context) for entry in node.inputs[:count]]
-        node.inputs = [*maps, *node.inputs[count:]]
+                _transposed(graph, entry, _NHWC, _nhwc(entry.shape), context) for entry in maps_of(node)]
+        node.inputs = [*maps, *_others(node, inside)]
         if gives_map(node):
             node.shapes = [_nhwc(node.shapes[0]), *node.shapes[1:]]
         if node.op in IN_CPP:
