@@ -10,16 +10,12 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.gluon.block import _flatten, _regroup
-from mxnet.gluon.contrib.nn import SyncBatchNorm
-from mxnet.gluon.nn import BatchNorm, BatchNormReLU
-from mxnet.gluon.nn.basic_layers import _BatchNorm
 from mxnet.gluon.rnn.rnn_layer import _RNNLayer
 from mxnet.gluon.utils import _check_all_np_ndarrays
 from mxnet.module import BucketingModule
 from mxnet.util import is_np_array
 
 from ..graph.attrs import REGION_OFF
-from ..rules.tables.groups import BATCH_NORMS
 from .arrays import first_array, wait_for_statistics
 from .invoke import UpstreamCachedOp
 from .symbols import current_mark, marked, marks, outermost_trace, to_graph
@@ -354,81 +350,3 @@ def rebuilt(module: BucketingModule, symbols: dict[Any, mx.sym.Symbol], sym_gen:
         symbols, sym_gen, module._default_bucket_key, arg_params, aux_params, logger=module.logger,
         context=module._context, work_load_list=module._work_load_list, fixed_param_names=module._fixed_param_names,
         state_names=module._state_names, group2ctxs=module._group2ctxs, compression_params=module._compression_params)
-
-
-# Subclasses that compute as MXNet's own blocks do, with a flag that concerns cuDNN only.
-_ALIKE = ("gluoncv.nn.block.BatchNormCudnnOff",)
-
-
-def batch_norms(net: Block) -> list[_BatchNorm]:
-    """Return the batch normalization blocks of a network."""
-    return [block for block in descendants(net) if isinstance(block, _BatchNorm)]
-
-
-def has_batch_norm_inside(block: Block) -> bool:
-    """Tell whether a block holds a graph with batch normalization."""
-    return isinstance(block, SymbolBlock) and bool(_nodes(block))
-
-
-def _nodes(block: SymbolBlock) -> list[Any]:
-    kinds = (*BATCH_NORMS, "_contrib_SyncBatchNorm")
-    return [node for node in to_graph(graph_of(block)[1]).operators() if node.op in kinds]
-
-
-def is_plain(block: _BatchNorm) -> bool:
-    """Tell whether a block is MXNet's own batch normalization, not a subclass with another computation."""
-    kind = type(block)
-    return (kind in (BatchNorm, BatchNormReLU, SyncBatchNorm, CustomBatchNorm)
-            or f"{kind.__module__}.{kind.__qualname__}" in _ALIKE)
-
-
-def settings(block: _BatchNorm) -> dict[str, Any]:
-    """Return ``axis``, ``eps``, ``momentum``, ``fix_gamma``, ``use_global_stats`` and ``fuse_relu`` of a block."""
-    names = ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
-    return {"axis": 1, **{name: block._kwargs[name] for name in names if name in block._kwargs},
-            "fuse_relu": block.fuse_relu}
-
-
-class CustomBatchNorm(_BatchNorm):
-    """Batch normalization by a custom operator; made of another block by :meth:`take`."""
-
-    @classmethod
-    def take(cls, block: _BatchNorm, op_type: str, layer: Any, **kernel: Any) -> None:
-        """Turn a block into one of this class; references to it and its parameters stay valid."""
-        block.__class__ = cls
-        block._kwargs = {"op_type": op_type, "layer": layer.key, **kernel}
-        block._layer = layer  # lives as long as the block
-
-    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
-        """Normalize."""
-        result = F.Custom(_plain(F, x), gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
-        return F.relu(_plain(F, result)) if self.fuse_relu else _plain(F, result)
-
-
-def _plain(F: Any, x: Any) -> Any:
-    """Return a copy in plain layout, and let its gradient arrive in plain layout."""
-    # On the CPU a custom operator finds garbage in what oneDNN's operators leave in layouts of their own, and behind
-    # operators that may work in place.
-    return F.slice(x, begin=(0,), end=(None,))
-
-
-class MXNetSyncBatchNorm(SyncBatchNorm):
-    """MXNet's operator over the GPUs of one process; made of another block by :meth:`take`."""
-
-    @classmethod
-    def take(cls, block: _BatchNorm, key: str, num_devices: int, **kernel: Any) -> None:
-        """Turn a block into one of this class; references to it and its parameters stay valid."""
-        block.__class__ = cls
-        block._kwargs = {"key": key, "ndev": num_devices, **kernel}
-
-    def hybrid_forward(self, F: Any, x: Any, *parameters: Any, **named: Any) -> Any:
-        """Normalize."""
-        result = super().hybrid_forward(F, x, *parameters, **named)
-        return F.relu(result) if self.fuse_relu else result
-
-
-def forget_traces(net: Block) -> None:
-    """Let hybridized blocks trace themselves again at their next call."""
-    for block in descendants(net):
-        if isinstance(block, HybridBlock):
-            forget_trace(block)

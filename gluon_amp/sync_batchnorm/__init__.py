@@ -9,9 +9,9 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from .. import checks, parallel
-from .._mxnet import blocks as mxnet_blocks
-from .._mxnet import gpus
-from .._mxnet.blocks import CustomBatchNorm, MXNetSyncBatchNorm, descendants
+from .._mxnet import batch_norms, gpus
+from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm
+from .._mxnet.blocks import descendants
 from .._mxnet.symbols import dtype_name
 from ..errors import StateError, expected, warn
 from .operator import OPERATOR, Allreduce, Layer
@@ -52,7 +52,7 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     checks.instance("net", net, Block, "a Block")
     if allreduce is not None and not callable(allreduce):
         raise TypeError(expected("a callable", "allreduce", allreduce))
-    blocks = [block for block in mxnet_blocks.batch_norms(net) if not mxnet_blocks.settings(block)["use_global_stats"]]
+    blocks = [block for block in batch_norms.batch_norms(net) if not batch_norms.settings(block)["use_global_stats"]]
     _refuse_unfit(net, blocks)
     contexts, count = _contexts(net, num_devices)
     prepare = None
@@ -68,18 +68,18 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     else:
         for block in blocks:
             CustomBatchNorm.take(block, OPERATOR, Layer(count, allreduce, prepare), **_kernel(block, "axis"))
-    mxnet_blocks.forget_traces(net)
+    batch_norms.forget_traces(net)
     return net
 
 
 def _refuse_unfit(net: Block, blocks: list[Any]) -> None:
     if mx.util.is_np_array():
         raise StateError(f"{_CALLED}: custom operators take legacy arrays only. Leave mx.npx.set_np() out")
-    hidden = [block.name for block in descendants(net) if mxnet_blocks.has_batch_norm_inside(block)]
+    hidden = [block.name for block in descendants(net) if batch_norms.has_batch_norm_inside(block)]
     if hidden:
         raise StateError(f"{_CALLED}: the batch normalization inside {', '.join(hidden[:3])} is part of a "
                          "SymbolBlock's graph. Convert the network that the graph was exported from")
-    own = [block for block in blocks if not mxnet_blocks.is_plain(block)]
+    own = [block for block in blocks if not batch_norms.is_plain(block)]
     if own:
         raise StateError(f"{_CALLED}: {own[0].name} is a {type(own[0]).__name__}, a subclass of BatchNorm "
                          "whose computation is its own. Use nn.BatchNorm in its place")
@@ -117,7 +117,7 @@ def _refuse_few_resources(count: int, contexts: list[mx.Context]) -> None:
 
 def _use_mxnet(blocks: list[Any], num_devices: int) -> None:
     for block in blocks:
-        axis = mxnet_blocks.settings(block)["axis"]
+        axis = batch_norms.settings(block)["axis"]
         if axis != 1:
             raise StateError(f"{_CALLED}: MXNet's SyncBatchNorm, used for the GPUs of one process, normalizes axis 1 "
                              f"only, and {block.name} has axis={axis}. Use one process per GPU")
@@ -127,5 +127,5 @@ def _use_mxnet(blocks: list[Any], num_devices: int) -> None:
 
 
 def _kernel(block: Any, *names: str) -> dict[str, Any]:
-    own = mxnet_blocks.settings(block)
+    own = batch_norms.settings(block)
     return {name: own[name] for name in ("eps", "momentum", "fix_gamma", *names)}

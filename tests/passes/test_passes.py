@@ -10,7 +10,7 @@ from gluon_amp import GraphError
 from gluon_amp.graph import Entry, Role, cast
 from gluon_amp.graph.attrs import region_mark
 from gluon_amp.passes import Context, driver
-from gluon_amp.passes.verify import verify
+from gluon_amp.passes.driver import verify
 from gluon_amp.rules import Device, Policy, make_policy
 
 

@@ -1,0 +1,86 @@
+"""Find batch normalization in networks, and exchange its implementation in place."""
+from __future__ import annotations
+
+from typing import Any
+
+from mxnet.gluon import Block, HybridBlock, SymbolBlock
+from mxnet.gluon.contrib.nn import SyncBatchNorm
+from mxnet.gluon.nn import BatchNorm, BatchNormReLU
+from mxnet.gluon.nn.basic_layers import _BatchNorm
+
+from ..rules.tables.groups import BATCH_NORMS
+from .blocks import descendants, forget_trace, graph_of
+from .symbols import to_graph
+
+# Subclasses that compute as MXNet's own blocks do, with a flag that concerns cuDNN only.
+_ALIKE = ("gluoncv.nn.block.BatchNormCudnnOff",)
+
+
+def batch_norms(net: Block) -> list[_BatchNorm]:
+    """Return the batch normalization blocks of a network."""
+    return [block for block in descendants(net) if isinstance(block, _BatchNorm)]
+
+
+def has_batch_norm_inside(block: Block) -> bool:
+    """Tell whether a block holds a graph with batch normalization."""
+    kinds = (*BATCH_NORMS, "_contrib_SyncBatchNorm")
+    return isinstance(block, SymbolBlock) and any(node.op in kinds for node in to_graph(graph_of(block)[1]).operators())
+
+
+def is_plain(block: _BatchNorm) -> bool:
+    """Tell whether a block is MXNet's own batch normalization, not a subclass with another computation."""
+    kind = type(block)
+    return (kind in (BatchNorm, BatchNormReLU, SyncBatchNorm, CustomBatchNorm)
+            or f"{kind.__module__}.{kind.__qualname__}" in _ALIKE)
+
+
+def settings(block: _BatchNorm) -> dict[str, Any]:
+    """Return ``axis``, ``eps``, ``momentum``, ``fix_gamma``, ``use_global_stats`` and ``fuse_relu`` of a block."""
+    names = ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
+    return {"axis": 1, **{name: block._kwargs[name] for name in names if name in block._kwargs},
+            "fuse_relu": block.fuse_relu}
+
+
+class CustomBatchNorm(_BatchNorm):
+    """Batch normalization by a custom operator; made of another block by :meth:`take`."""
+
+    @classmethod
+    def take(cls, block: _BatchNorm, op_type: str, layer: Any, **kernel: Any) -> None:
+        """Turn a block into one of this class; references to it and its parameters stay valid."""
+        block.__class__ = cls
+        block._kwargs = {"op_type": op_type, "layer": layer.key, **kernel}
+        block._layer = layer  # lives as long as the block
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        """Normalize."""
+        result = F.Custom(_plain(F, x), gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+        return F.relu(_plain(F, result)) if self.fuse_relu else _plain(F, result)
+
+
+def _plain(F: Any, x: Any) -> Any:
+    """Return a copy in plain layout, and let its gradient arrive in plain layout."""
+    # On the CPU a custom operator finds garbage in what oneDNN's operators leave in layouts of their own, and behind
+    # operators that may work in place.
+    return F.slice(x, begin=(0,), end=(None,))
+
+
+class MXNetSyncBatchNorm(SyncBatchNorm):
+    """MXNet's operator over the GPUs of one process; made of another block by :meth:`take`."""
+
+    @classmethod
+    def take(cls, block: _BatchNorm, key: str, num_devices: int, **kernel: Any) -> None:
+        """Turn a block into one of this class; references to it and its parameters stay valid."""
+        block.__class__ = cls
+        block._kwargs = {"key": key, "ndev": num_devices, **kernel}
+
+    def hybrid_forward(self, F: Any, x: Any, *parameters: Any, **named: Any) -> Any:
+        """Normalize."""
+        result = super().hybrid_forward(F, x, *parameters, **named)
+        return F.relu(result) if self.fuse_relu else result
+
+
+def forget_traces(net: Block) -> None:
+    """Let hybridized blocks trace themselves again at their next call."""
+    for block in descendants(net):
+        if isinstance(block, HybridBlock):
+            forget_trace(block)
