@@ -128,6 +128,7 @@ class PlannedExecutor(Executor):
     plan: Plan
     _callback: Callable | None
     _kept: Callback | None = None  # that, as MXNet calls it
+    _is_fresh: bool = True  # whether no forward pass ran since the executor was bound, or since its backward pass
 
     @classmethod
     def of(cls, executor: Executor, symbol: mx.sym.Symbol, binding: Binding, plan: Plan) -> PlannedExecutor:
@@ -183,11 +184,30 @@ class PlannedExecutor(Executor):
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> Any:
         """Run the forward pass; raise what the monitor's function raised."""
+        if is_train and not self._is_fresh and self.plan.has_control_flow and self.binding.facts.recorded:
+            self._renew()
+        self._is_fresh = False
         return self._checked(super().forward, is_train, **kwargs)
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
         """Run the backward pass, likewise."""
         self._checked(super().backward, out_grads, is_train)
+        self._is_fresh = True
+
+    def _renew(self) -> None:
+        """Forget the last forward pass.
+
+        MXNet's loops and branches keep what each forward pass computed, of inference, too, until a backward pass runs,
+        which reads the first: a step behind an evaluation trains by the values of its first batch.
+        """
+        made = _upstream_bind(self.plan.runs, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
+                              self.aux_arrays, self._group2ctx, self)
+        self.handle, made.handle = made.handle, self.handle
+        self._output_dict = None
+        if self.plan.runs_in_turn:
+            serialize_execution(self)
+        if self._callback is not None:
+            self.set_monitor_callback(self._callback, self._monitor_all)
 
     def _checked(self, run: Callable, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -232,9 +232,14 @@ class Plan:
         return self.rewritten is not None and any(node.op in NATIVE for node in self.rewritten.operators())
 
     @cached_property
+    def has_control_flow(self) -> bool:
+        """Whether loops or branches are among its operators."""
+        return has_control_flow(self.traced.graph)
+
+    @property
     def runs_in_turn(self) -> bool:
-        """Whether its operators run one after another: on CPUs, where loops or branches are among them."""
-        return self.facts.device == "cpu" and has_control_flow(self.traced.graph)
+        """Whether its operators run one after another: on CPUs, beside loops and branches."""
+        return self.facts.device == "cpu" and self.has_control_flow
 
     @cached_property
     def carries_scale(self) -> bool:

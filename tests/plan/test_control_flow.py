@@ -696,3 +696,40 @@ def test_a_loop_behind_a_loop_trains_in_an_executor(dtype, bound):
     assert wrong({"out": out.asnumpy()}, {"out": executor.forward(is_train=True)[0].asnumpy()}, bound) == {}
     executor.backward(mx.nd.ones(out.shape))
     assert wrong(expected, {name: one.asnumpy() for name, one in executor.grad_dict.items()}, bound) == {}
+
+
+@pytest.mark.parametrize("kind", ["foreach", "while_loop", "cond"])
+@pytest.mark.parametrize("before", [(False,), (True,), (False, False, True)], ids=str)
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+def test_executors_train_by_their_last_forward_pass(dtype, bound, before, kind):
+    """MXNet's loops train by the values of the first one since the backward pass before it."""
+    def network(F, data, weight):
+        def step(one):
+            return F.tanh(F.dot(F.sin(one), weight))
+        if kind == "foreach":
+            return F.contrib.foreach(lambda one, state: (step(one + state),) * 2, data, F.zeros(shape=(2, SIZE)))[0]
+        if kind == "while_loop":
+            return F.contrib.while_loop(lambda count, _: count < 2, lambda count, one: (one, [count + 1, step(one)]), [
+                F.zeros(shape=(1,)), F.reshape(data, (-1, SIZE))], max_iterations=2)[1][1]
+        return F.contrib.cond(F.sum(weight) > -1000, lambda: step(F.reshape(data, (-1, SIZE))), lambda: data)
+
+    random = np.random.RandomState(0)
+    batches = random.normal(size=(4, 3, 2, SIZE))
+    arrays = {"data": mx.nd.array(batches[-1]), "weight": mx.nd.array(random.normal(size=(SIZE, SIZE)))}
+    for array in arrays.values():
+        array.attach_grad()
+    with autograd.record():
+        out = network(mx.nd, *arrays.values())
+    out.backward()
+    amp.init(dtype)
+    executor = network(mx.sym, *map(mx.sym.var, arrays)).bind(
+        mx.cpu(), dict(arrays), {name: mx.nd.zeros(array.shape) for name, array in arrays.items()})
+    for _ in range(2):
+        for batch, is_train in zip(batches, before):
+            executor.forward(is_train=is_train, data=mx.nd.array(batch))
+        made, = executor.forward(is_train=True, data=mx.nd.array(batches[-1]))
+        executor.backward(mx.nd.ones(out.shape))
+        np.testing.assert_array_equal(next(iter(executor.output_dict.values())).asnumpy(), made.asnumpy())
+        assert wrong({"out": out.asnumpy(), **{name: one.grad.asnumpy() for name, one in arrays.items()}},
+                     {"out": made.asnumpy(), **{name: one.asnumpy() for name, one in executor.grad_dict.items()}},
+                     bound) == {}
