@@ -67,7 +67,7 @@ BUDGET = {
     # 24 rewrites, drawn at the head of each file (210 lines). Attention is recognised in every form in which Gluon,
     # GluonNLP and scripts write it (450); the choice of kernels by cost is 265; the tables of passes, wrong gradients
     # and operators in C++ are 300.
-    "passes": 3910,
+    "passes": 3920,
     # Half is about symbols that are bound, for Module: shapes that change, and gradients that a conversion has spoilt.
     "plan": 1035,
     # The search of types for INT8, its ranges and its operators are 675 lines; ConversionOptions is 310, a third of it
@@ -89,7 +89,7 @@ BUDGET = {
     "compat": 875,
     "export": 540,  # a file is compared with MXNet tensor by tensor, rounded to float16 behind each operator (180)
     # Each operator in C++, each wrong gradient and each rule has its case; samples and networks in helpers are 3,300.
-    "tests": 31035,
+    "tests": 31085,
 }
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.

@@ -7,7 +7,8 @@
 
 MXNet runs convolutions and BatchNorm in oneDNN's own layouts, and hands plain arrays to all other operators: three
 times a map is written again forward and backward for each ``clip``. Operators in C++ whose maps are NHWC need none of
-that, and BatchNorm takes the limits along. Where a chain begins and ends maps are transposed.
+that, and BatchNorm takes the limits along. Channels are joined and cut on the last axis. Where a chain begins and ends
+maps are transposed.
 
 Behind convolutions in groups that are no whole blocks of 16 channels, MXNet's oneDNN runs BatchNorm by loops of
 reference where the CPU has AVX512, and BatchNorm of such channels on plain arrays: chains with those are NHWC, too.
@@ -28,7 +29,7 @@ from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Consumers, Entry, Graph, Node, operator, redirect
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
-from .kernels import BATCH_NORM, IN_CPP, LIMITS, NATIVE, candidates, choose, gives_map, is_within, maps_of
+from .kernels import AXES, BATCH_NORM, IN_CPP, LIMITS, NATIVE, candidates, choose, gives_map, is_within, maps_of
 from .precisions import plan_outputs, propagate_dtypes
 
 # Inputs that stay FP32 in low precision, where the rule does not say it.
@@ -90,6 +91,8 @@ def _to_nhwc(graph: Graph, chain: list[Node], consumers: Consumers, context: Con
         node.inputs = [*maps, *_others(node, inside)]
         if gives_map(node):
             node.shapes = [_nhwc(node.shapes[0]), *node.shapes[1:]]
+        if node.op in AXES:
+            node.attrs = {**node.attrs, AXES[node.op]: str(_NHWC.index(1))}
         if node.op in IN_CPP:
             node.replaced, node.op = node.op, IN_CPP[node.op]
     fuse_add(graph, chain, consumers, BATCH_NORM, _limits_of)

@@ -28,6 +28,8 @@ IN_CPP: Mapping[str, str] = {"Convolution": "_gluon_amp_convolution", "BatchNorm
 NATIVE = frozenset(IN_CPP.values())
 LIMITS = ("clip", "relu", "Activation")  # of which Activation is a rectifier
 _ELEMENTWISE = (*LIMITS, "elemwise_add", HARD_SWISH, SWISH)
+JOIN, SLICE = "Concat", "slice_axis"  # of channels
+AXES: Mapping[str, str] = {JOIN: "dim", SLICE: "axis"}  # the attribute that says of which axis
 _RATES: Mapping[str, str] = {"clip": "clip", HARD_SWISH: "swish", SWISH: "swish", "elemwise_add": "add",
                              **dict.fromkeys(_POOLS, "mean"), **dict.fromkeys(_PRODUCTS, "scale")}
 _SWEEPS = 4
@@ -38,7 +40,7 @@ def candidates(graph: Graph, consumers: Consumers) -> list[Node]:
     """Return the operators that can run with the channels last, in order."""
     unknown = unknown_forward(graph)
     return [node for node in graph.operators()
-            if _fits(node, consumers) and not any(entry.node in unknown for entry in node.inputs[:2])]
+            if _fits(node, consumers) and not any(entry.node in unknown for entry in (*maps_of(node), *node.inputs[:2]))]
 
 
 def _fits(node: Node, consumers: Consumers) -> bool:
@@ -56,6 +58,9 @@ def _fits(node: Node, consumers: Consumers) -> bool:
                 and consumers.is_first_only(node))
     if node.op in _POOLS:
         return _is_mean(node)
+    if node.op in AXES:
+        return (integer(node.attrs, AXES[node.op], 1) % 4 == 1
+                and all(len(entry.shape or ()) == 4 for entry in node.inputs))
     if node.op in IN_CPP:
         return node.shapes[0] == data.shape and node.inputs[1].shape == (*(data.shape or ())[:2], 1, 1)
     return (node.op in _ELEMENTWISE and node.attrs.get("act_type", "relu") == "relu"
@@ -80,7 +85,7 @@ def _can_lower(node: Node) -> bool:
 
 def maps_of(node: Node) -> list[Entry]:
     """Return the inputs of a member that are maps."""
-    return node.inputs if node.op in _ELEMENTWISE else node.inputs[:1]
+    return node.inputs if node.op in (*_ELEMENTWISE, JOIN) else node.inputs[:1]
 
 
 def gives_map(node: Node) -> bool:
@@ -129,12 +134,12 @@ def _behind_limit(entry: Entry) -> Node:
 
 
 def _normed(nodes: Sequence[Node]) -> set[int]:
-    """Return the ids of BatchNorm, and of sums with its results, which hand gradients on."""
+    """Return the ids of BatchNorm, and of sums, joins and slices of its results, which hand gradients on."""
     found: set[int] = set()
     for node in nodes:
         read = [_behind_limit(entry) for entry in node.inputs]
         found.update(id(each) for each in (node, *read) if each.op == "BatchNorm")
-        if node.op == "elemwise_add" and any(id(each) in found for each in read):
+        if node.op in ("elemwise_add", *AXES) and any(id(each) in found for each in read):
             found.add(id(node))
     return found
 
@@ -166,7 +171,7 @@ def _own_costs(node: Node, rates: Rates) -> Sequence[float]:
         return rates.batch_norm(values, _layer(behind if behind.op == "Convolution" else node))
     if node.op in ("relu", "Activation") and behind.op == "BatchNorm":
         return (0.0,) * len(KERNELS)  # was measured with it
-    return rates.map(_RATES.get(node.op, "activation"), prod(node.inputs[0].shape or ()))
+    return rates.map(_RATES.get(node.op, "activation"), values if node.op in AXES else prod(node.inputs[0].shape or ()))
 
 
 def _layer(node: Node) -> Layer:
@@ -238,7 +243,7 @@ def _edge(member: _Member, number: int, given: int, mine: int, rates: Rates) -> 
     begins = after.nhwc and not before.nhwc
     if begins and read.is_normed:
         return inf
-    may_change = member.node.op == "Convolution" or number > 0 or member.costs[given] == inf or (
+    may_change = member.node.op in ("Convolution", *AXES) or number > 0 or member.costs[given] == inf or (
         begins and before.low == after.low and member.node.op == "BatchNorm")
     return rates.conversion(read.values, before, after) if may_change else inf
 

@@ -128,6 +128,30 @@ class Swishing(Excited):
         return F.sigmoid(means)
 
 
+class Joined(Blocks):
+    """Blocks of MixNet and GhostNet: parts of the channels by filters of their own, joined again."""
+
+    def __init__(self, channels=24):
+        super().__init__(channels)
+        self.channels = channels
+        with self.name_scope():
+            for number in range(2):
+                self.add(channels, 1, channels)
+                for kernel, part in ((3, 8), (5, channels - 8)):
+                    self.add(part, kernel, part, part)
+
+    def start(self, F, x):
+        return F.relu(x)
+
+    def body(self, F, x):
+        for start in (0, 3):
+            y = F.relu(self.normalised(start, x))
+            parts = F.slice_axis(y, axis=1, begin=0, end=8), F.slice_axis(y, axis=-3, begin=8, end=None)
+            y = F.concat(*(self.normalised(start + 1 + number, part) for number, part in enumerate(parts)), dim=1)
+            x = F.relu(F.slice_axis(F.concat(x, y, parts[0], dim=1), axis=1, begin=12, end=12 + self.channels) + x)
+        return x
+
+
 class Residual(Blocks):
     """Inverted residuals, as in MobileNet v2, with a branch that leaves the chain."""
 
@@ -200,7 +224,8 @@ def operators_of(net):
 @pytest.mark.parametrize(("kind", "settings", "operators"), [
     (Residual, {}, MAPS), (Bottlenecks, {"groups": 4, "channels": 16, "dead": 3}, MAPS),
     (Bottlenecks, {"groups": 12, "channels": 12, "dead": 3}, MAPS), (Excited, {}, NATIVE | {HARD_SWISH}),
-    (Limited, {}, NATIVE | {HARD_SWISH}), (Swishing, {}, NATIVE | {SWISH})])
+    (Limited, {}, NATIVE | {HARD_SWISH}), (Swishing, {}, NATIVE | {SWISH}), (Joined, {}, MAPS),
+    (Joined, {"channels": 21}, MAPS)])
 def test_training_is_that_of_float64(kind, settings, operators, flags, monkeypatch):
     """Networks train in FP32, under AMP as exactly as without it."""
     monkeypatch.setattr(activations, "_LEAST", 1)
@@ -228,13 +253,25 @@ def test_convolutions_in_groups_without_batch_norm_train_in_c_plus_plus():
     assert "_gluon_amp_convolution" in operators_of(net)
 
 
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+def test_joins_and_slices_of_channels_are_in_the_chain(dtype):
+    amp.init(dtype)
+    net = made(Joined)
+    net.hybridize()
+    results(net, [batch()])
+    nodes = net._cached_op.latest.graph.operators()
+    assert {node.op: {node.attrs["dim" if node.op == "Concat" else "axis"]} for node in nodes
+            if node.op in ("Concat", "slice_axis") and node.shapes[0][0] == 4} == {"Concat": {"3"}, "slice_axis": {"3"}}
+    assert sum(node.op == "transpose" for node in nodes) <= 3  # behind the stem, for the maximum and for the mean
+
+
 # Of which all sums are in bfloat16, as those of MobileNet v2.
 IN_BFLOAT16 = {"filters": 16, "count": 3, "first_sum": 1}
 
 
-def in_bfloat16(batches, off=(), grad_req="write", **flags):
+def in_bfloat16(settings, batches, off=(), grad_req="write", **flags):
     amp.init("bfloat16", disable_passes=off)
-    net = made(**IN_BFLOAT16)
+    net = made(**settings)
     net.collect_params().setattr("grad_req", grad_req)
     net.collect_params(".*running.*").setattr("grad_req", "null")
     net.hybridize(**flags)
@@ -246,14 +283,16 @@ def in_bfloat16(batches, off=(), grad_req="write", **flags):
 @pytest.mark.bf16
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("flags", FLAGS)
-def test_training_in_bfloat16_is_as_exact_as_mxnets(flags, grad_req):
+@pytest.mark.parametrize("settings", [IN_BFLOAT16, {"kind": Joined}, {"kind": Joined, "channels": 21}],
+                         ids=["residual", "joined", "joined in odd parts"])
+def test_training_in_bfloat16_is_as_exact_as_mxnets(settings, flags, grad_req):
     batches = [batch(seed, (size, 3, 16, width)) for seed, (size, width) in enumerate([(4, 16), (2, 12)])]
-    net = made(dtype="float64", **IN_BFLOAT16)
+    net = made(dtype="float64", **settings)
     net.collect_params().setattr("grad_req", grad_req)
     net.collect_params(".*running.*").setattr("grad_req", "null")
     exact = results(net, [each.astype("float64") for each in batches])
-    stock, without = in_bfloat16(batches, ["channels_last"], grad_req, **flags)
-    received, operators = in_bfloat16(batches, (), grad_req, **flags)
+    stock, without = in_bfloat16(settings, batches, ["channels_last"], grad_req, **flags)
+    received, operators = in_bfloat16(settings, batches, (), grad_req, **flags)
     assert operators >= MAPS
     assert not operators & {"BatchNorm", "_gluon_amp_clip"} - without
     for one, other, wanted in zip(received, stock, exact):
