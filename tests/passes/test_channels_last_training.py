@@ -135,7 +135,7 @@ class Joined(Blocks):
         super().__init__(channels)
         self.channels = channels
         with self.name_scope():
-            for number in range(2):
+            for _ in range(2):
                 self.add(channels, 1, channels)
                 for kernel, part in ((3, 8), (5, channels - 8)):
                     self.add(part, kernel, part, part)
