@@ -9,6 +9,7 @@ there are none to ask for, because operators are to be fused::
 ``s = gamma / sqrt(var + eps)`` the normalised output is ``s * (w x + b - mean) + beta``::
 
     BatchNorm(Convolution(x, w, b))   ->   Convolution(x, s * w, s * (b - mean) + beta)
+    BatchNorm(Concat(Convolution(x, v), Convolution(y, w)))   ->   Concat(Convolution(x, r * v), Convolution(y, s * w))
 
 ``cast_params_offline`` computes once what passes put behind parameters: casts, and the filters of zeros of
 ``align_channels``::
@@ -63,7 +64,9 @@ def _does_nothing(node: Node, context: Context) -> bool:
     return node.op == _IDENTITY or (node.op in _STOPS and not context.facts.recorded)
 
 
-LAYERS = ("Convolution", "FullyConnected")  # oneDNN 2.4 adds the bias of a Deconvolution slower than a BatchNorm runs
+# The attribute that says how many channels come out. oneDNN 2.4 adds a Deconvolution's bias slower than BatchNorm runs.
+_FILTERS = {"Convolution": "num_filter", "FullyConnected": "num_hidden"}
+LAYERS = tuple(_FILTERS)
 _DEFAULT_EPS = 1e-3  # of MXNet's operator
 
 
@@ -77,24 +80,27 @@ def fold_batch_norm(graph: Graph, context: Context) -> int:
     folding = _Folding(graph, weights)
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
-        if norm.op == "BatchNorm" and _is_foldable(norm, consumers, weights):
-            layer = norm.inputs[0].node
-            if _settings(norm, context) != _settings(layer, context):
-                continue
-            folding.fold(norm, layer)
-            moved[Entry(norm).key] = Entry(layer)
-            layer.name = norm.name  # users find tensors by their names, and this is BatchNorm's
+        layers = _layers_before(norm, consumers, weights) if norm.op == "BatchNorm" else []
+        if not layers or any(_settings(norm, context) != _settings(layer, context) for layer in layers):
+            continue
+        folding.fold(norm, layers)
+        moved[Entry(norm).key] = norm.inputs[0]
+        norm.inputs[0].node.name = norm.name  # users find tensors by their names, and this is BatchNorm's
     redirect(graph, moved)
     return len(moved)
 
 
-def _is_foldable(norm: Node, consumers: Consumers, weights: Weights) -> bool:
-    layer = norm.inputs[0].node
-    if layer.op not in LAYERS or not consumers.is_read_once(Entry(layer)):
-        return False
-    trained = (*norm.inputs[1:], *layer.inputs[1:])
-    return (consumers.is_first_only(norm) and _axis_fits(norm, layer)
-            and all(entry.node.is_variable and entry.node.name in weights for entry in trained))
+def _layers_before(norm: Node, consumers: Consumers, weights: Weights) -> list[Node]:
+    """Return the layer that a BatchNorm folds into, or those whose channels are joined before it; none if it cannot."""
+    data = norm.inputs[0]
+    is_join = data.node.op == "Concat" and integer(data.node.attrs, "dim", 1) == integer(norm.attrs, "axis", 1) == 1
+    entries = data.node.inputs if is_join else [data]
+    trained = [*norm.inputs[1:], *(entry for each in entries for entry in each.node.inputs[1:])]
+    folds = (consumers.is_first_only(norm) and consumers.is_read_once(data)
+             and all(each.node.op in LAYERS and consumers.is_read_once(each) and _axis_fits(norm, each.node)
+                     for each in entries)
+             and all(entry.node.is_variable and entry.node.name in weights for entry in trained))
+    return [each.node for each in entries] if folds else []
 
 
 def _settings(node: Node, context: Context) -> tuple[bool, str | None]:
@@ -118,17 +124,23 @@ class _Folding:
     weights: Weights
 
     @np.errstate(invalid="ignore")  # of values that are not finite the caller has been warned
-    def fold(self, norm: Node, layer: Node) -> None:
-        """Let a layer compute what the BatchNorm behind it gives."""
+    def fold(self, norm: Node, layers: Sequence[Node]) -> None:
+        """Let layers compute what the BatchNorm behind them gives."""
         gamma, beta, mean, variance = map(self._values, norm.inputs[1:])
         if is_set(norm.attrs, "fix_gamma", default=True):
             gamma = np.ones_like(gamma)
         scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
+        prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
+        ends = np.cumsum([integer(layer.attrs, _FILTERS[layer.op], 0) for layer in layers])
+        for layer, *of_layer in zip(layers, *(np.split(each, ends[:-1]) for each in (scale, beta, mean))):
+            self._fold(norm, layer, prefix, *of_layer)
+
+    def _fold(self, norm: Node, layer: Node, prefix: str, scale: np.ndarray, beta: np.ndarray,
+              mean: np.ndarray) -> None:
         data, weight, *biases = layer.inputs
         values = self._values(weight)
         along = scale.reshape(-1, *[1] * (values.ndim - 1))
         shift = ((self._values(biases[0]) if biases else 0.0) - mean) * scale + beta
-        prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
         layer.inputs = [data, self._made(f"{prefix}weight", values * along, [weight], norm),
                         self._made(f"{prefix}bias", shift, biases or [weight], norm)]
         layer.attrs = {**layer.attrs, "no_bias": "False"}

@@ -191,6 +191,39 @@ def test_folding_changes_no_values(name):
     assert converted.conversion.steps["fold_batch_norm"] == (name not in kept)
 
 
+@pytest.mark.parametrize(("kind", "folds"), [("convolutions", True), ("dense", True), ("excluded", False),
+                                             ("data", False), ("read twice", False), ("other axis", False),
+                                             ("dense on sequences", False)])
+def test_batch_norm_folds_into_all_layers_that_are_joined(kind, folds):
+    class Joined(HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="net_")
+            with self.name_scope():
+                self.one, self.two = (
+                    nn.Dense(filters, in_units=16, flatten=kind == "dense") if "dense" in kind else
+                    nn.Conv2D(filters, 3, padding=1, groups=groups, use_bias=bias, in_channels=4)
+                    for filters, groups, bias in ((3, 1, True), (5 if kind != "dense on sequences" else 3, 1, False)))
+                self.norm = nn.BatchNorm(axis={"other axis": 2, "dense on sequences": 2}.get(kind, 1))
+
+        def hybrid_forward(self, F, x):
+            one, two = self.one(x), self.two(x * 2)
+            parts = [one, two, *[x] * (kind == "data")]
+            x = self.norm(F.concat(*parts, dim=1))
+            return F.broadcast_add(x, F.sum(two)) if kind == "read twice" else x
+
+    net = Joined()
+    net.initialize(mx.init.Uniform(1))
+    data = mx.nd.random.normal(shape=(2, 16) if kind == "dense" else (2, 4, 16) if "dense" in kind else (2, 4, 6, 6))
+    net(data)
+    random = np.random.RandomState(1)
+    for parameter in net.norm.collect_params().values():
+        parameter.set_data(mx.nd.array(random.uniform(0.5, 1.5, parameter.shape)))
+    expected = net(data).asnumpy()
+    converted = amp.convert_hybrid_block(net, "float32", exclude=[net.two] if kind == "excluded" else None)
+    assert relative(expected, converted(data).asnumpy()) < 1e-5
+    assert converted.conversion.steps["fold_batch_norm"] == folds
+
+
 class TestBlocks:
     @pytest.mark.bf16
     @pytest.mark.parametrize("hybridized", [False, True])
