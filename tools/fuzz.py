@@ -591,6 +591,8 @@ def _executed(case: Case, net: gluon.HybridBlock) -> Iterator[tuple[Shape, Value
         # With NumPy semantics MXNet cannot let arrays of another size share memory.
         executor = _bind(symbol, case, net, shape) if case.numpy else executor.reshape(
             partial_shaping=True, allow_up_sizing=True, **{name: one.shape for name, one in feed.items()})
+        if not amp.is_active() and has_control_flow(to_graph(symbol)):  # MXNet's engine ends the process now and then
+            serialize_execution(executor)
         made = outputs(lambda feed=feed, executor=executor: executor.forward(is_train=False, **feed), ())
         slopes = _backward(executor, feed, case) if trains(case) else {}
         if amp.is_active():
