@@ -56,7 +56,7 @@ BUDGET = {
     # Beside 95 lines of names three files lie below MXNet and have no other place: versions, NumPy 1's names and CUDA's
     # libraries (250); threads, AMX, glibc and the CUDA driver (340); the cost model (155).
     "top level": 1525,
-    "rules": 1235,  # the tables are 540 lines; user lists and policies from files are checked, 175 lines
+    "rules": 1245,  # the tables are 540 lines; user lists and policies from files are checked, 175 lines
     "graph": 535,  # nnvm's format is checked as it is read: MXNet itself reads beyond its arrays
     # 64 functions of one statement, which keep MXNet's private names here, are 330 lines. Optimizer states in files,
     # ONNX, INT8 and NumPy 2 are 725.
@@ -89,7 +89,7 @@ BUDGET = {
     "compat": 875,
     "export": 540,  # a file is compared with MXNet tensor by tensor, rounded to float16 behind each operator (180)
     # Each operator in C++, each wrong gradient and each rule has its case; samples and networks in helpers are 3,300.
-    "tests": 31125,
+    "tests": 31135,
 }
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.

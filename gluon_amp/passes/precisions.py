@@ -98,10 +98,12 @@ def decide(node: Node, context: Context) -> Decision:
 
 
 def _data_shape(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of a node's data; of a convolution at least the channels, which its weight tells."""
+    """Return the shape of a node's data; of convolutions and BatchNorm at least the channels, which parameters tell."""
     shape = node.inputs[0].shape if node.inputs else None
-    weight = node.inputs[1].shape if node.op == "Convolution" and len(node.inputs) > 1 else None
-    if shape is None and weight is not None and len(weight) > 1:  # a variable may state any shape, a wrong one too
+    weight = node.inputs[1].shape if shape is None and len(node.inputs) > 1 else None
+    if weight and node.op == "BatchNorm":
+        return 0, weight[0]
+    if weight and node.op == "Convolution" and len(weight) > 1:  # a variable may state any shape, a wrong one too
         return 0, weight[1] * integer(node.attrs, "num_group", 1)
     return shape
 

@@ -122,6 +122,11 @@ def splits_blocks(attrs: Mapping[str, str]) -> bool:
     return groups == filters > 1 and filters % BLOCK != 0 and not is_channels_last(attrs)
 
 
+def has_odd_channels(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
+    """Tell whether data has no whole blocks of channels, which come behind the batch."""
+    return len(shape) > 1 and integer(attrs, "axis", 1) == 1 and shape[1] % BLOCK != 0
+
+
 _SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values, as in gluon.utils.clip_global_norm, "
                                    "and needs FP32's range and resolution; Tensor Cores have no use for it")
 
@@ -145,6 +150,9 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
     ShapeRule("Convolution", BFLOAT16, lambda attrs, shape, amx: splits_blocks(attrs),
               Decision(FP32, Cause.SHAPE, f"its channels are no multiple of {BLOCK}: in bfloat16 oneDNN computes "
                                           "each as a product of matrices"), training=False, amx=False),
+    ShapeRule("BatchNorm", BFLOAT16, lambda attrs, shape, amx: has_odd_channels(attrs, shape),
+              Decision(FP32, Cause.SHAPE, f"its channels are no multiple of {BLOCK}: in bfloat16 oneDNN normalises "
+                                          "such maps value by value"), training=False, amx=False),
     ShapeRule("Pooling", BFLOAT16, pools_out_of_order,
               Decision(FP32, Cause.SHAPE, "it leaves one pixel of a map with more rows than there are images, or "
                                           "blocks of channels: in bfloat16 its gradient, and those before it, would "

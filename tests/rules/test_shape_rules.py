@@ -108,6 +108,18 @@ def test_depthwise_convolutions_of_no_whole_blocks_stay_in_fp32_in_inference(gro
         assert rule(Device()) == rule(Device(amx=True), training=False) == "LOWER"  # with AMX nothing was measured
 
 
+@pytest.mark.parametrize(("shape", "axis", "stays"), [
+    ((4, 72, 14, 14), 1, True), ((4, 96, 14, 14), 1, False), ((0, 24), 1, True), ((4, 14, 14, 72), 3, False)])
+def test_batch_norm_of_no_whole_blocks_stays_in_fp32_in_inference(shape, axis, stays):
+    def rule(device, **settings):
+        return Policy("bfloat16", **settings).decide("BatchNorm", {"axis": str(axis)}, shape, device).rule
+
+    lowered = rule(Device())
+    assert lowered != "FP32"
+    assert rule(Device(), training=False) == ("FP32" if stays else lowered)
+    assert rule(Device(amx=True), training=False) == lowered  # nothing was measured with AMX
+
+
 def test_a_graph_for_any_map_avoids_the_kernel():
     data = variable("data", (2, 32, 8, 8))
     low = conv("low", op("Activation", "act", data, shape=(2, 32, 8, 8)), 32, 32, kernel=1)
