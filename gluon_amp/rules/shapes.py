@@ -180,6 +180,22 @@ def has_avx2_kernel(attrs: Mapping[str, str], data: Sequence[int] | None, result
     return is_whole and after // groups % AVX2_VALUES == 0 and _is_padded_little(attrs, result[-1])
 
 
+def has_avx512_kernel(attrs: Mapping[str, str], weight: Sequence[int] | None) -> bool:
+    """Tell whether oneDNN has a kernel for an FP32 convolution with AVX512: others are products of matrices to it.
+
+    Output channels are whole blocks of 16, or of 8 where the input's are, or those of an image; channels of each group
+    are multiples of 4, and depthwise ones of 8. Unknown shapes count as fitting.
+    """
+    if not weight:
+        return True
+    groups, after, before = integer(attrs, "num_group", 1), weight[0], weight[1]
+    if groups == after > 1:
+        return after % AVX2_VALUES == 0
+    if groups > 1:
+        return before % 4 == after // groups % 4 == 0
+    return after % BLOCK == 0 or (after % AVX2_VALUES == 0 and (before < 4 or before % AVX2_VALUES == 0))
+
+
 def _is_padded_little(attrs: Mapping[str, str], width: int) -> bool:
     pads = integers(attrs, "pad") or [0]
     is_strided = any(stride > 1 for stride in integers(attrs, "stride"))
