@@ -135,6 +135,7 @@ def _is_worth_it(found: _Swish, context: Context) -> bool:
 
 FP32_ACTIVATIONS = {"sigmoid": "sigmoid", "_npx_sigmoid": "sigmoid", "tanh": "tanh", "_npi_tanh": "tanh"}
 _MOST_DIMENSIONS = 5  # of oneDNN's kernel; MXNet's own one does not take bfloat16
+_LITTLE = 2048  # values of a sigmoid or tanh in FP32, below which a call of oneDNN's kernel takes longer
 
 
 def are_onednns(context: Context) -> bool:
@@ -159,7 +160,7 @@ def native_activations(graph: Graph, context: Context) -> int:
     lowered = [node for node in graph.operators() if Entry(node).dtype == context.target]
     replaced = [node for node in lowered if context.target == BFLOAT16 and node.op in RELU and _has_kernel(Entry(node))]
     replaced += [node for node in free if context.policy.training and node.op in FP32_ACTIVATIONS
-                 and _has_kernel(Entry(node))]
+                 and _has_kernel(Entry(node)) and prod(node.shapes[0] or ()) >= _LITTLE]
     for node in replaced:
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": FP32_ACTIVATIONS.get(node.op, "relu")}
     if context.target == FLOAT32:

@@ -151,7 +151,7 @@ class TestChains:
         scaled = Entry(op("broadcast_mul", "scaled", data, factors, shape=SHAPE))
         assert lines(block("c", scaled), native=NATIVE | {HARD_SWISH})[6:] == [
             "swish: _gluon_amp_hard_swish(b_norm) -> float32", "means: _gluon_amp_channel_means(swish) -> float32",
-            "factors: Activation(means) -> float32",
+            "factors: sigmoid(means) -> float32",
             "scaled: _gluon_amp_scale_channels(swish, factors) -> float32", *chain("c", "scaled"),
             "c_relu6_turned: transpose(c_norm) -> float32", "out: c_relu6_turned"]
 

@@ -12,7 +12,7 @@ from graphs import conv, graph, op, rewrite, variable
 from gluon_amp.passes import Context
 from gluon_amp.passes.alignment import dilate_pointwise
 from gluon_amp.rules import ANY_DEVICE, Device, Policy
-from gluon_amp.rules.shapes import has_avx2_kernel, overruns_amx_tiles, pools_out_of_order
+from gluon_amp.rules.shapes import has_avx2_kernel, has_avx512_kernel, overruns_amx_tiles, pools_out_of_order
 
 # Maps of up to 16x16, not square, on which the kernel wrote into a guard page behind its output; each both ways round.
 OVERRUN = {(3, 9), (3, 11), (3, 12), (3, 13), (3, 14), (3, 15), (3, 16), (4, 9), (4, 12), (5, 9), (6, 7), (6, 8)}
@@ -232,3 +232,27 @@ def _has_kernel(before, after, side, stride, pad, dilate, size):
              "dilate": f"({dilate}, {dilate})"}
     width = (size + 2 * pad - dilate * (side - 1) - 1) // stride + 1
     return has_avx2_kernel(attrs, (1, before, size, size), (1, after, width, width))
+
+
+# Groups, channels before and after, kernel: with AVX512.
+GROUPED = [
+    *((channels, channels, channels, 3) for channels in (4, 8, 12, 24, 27, 58, 72)),
+    (3, 27, 108, 1), (3, 54, 216, 3), (3, 216, 108, 1), (2, 24, 40, 3), (2, 20, 20, 1), (4, 16, 16, 3), (2, 36, 36, 3),
+    (1, 3, 12, 3), (1, 3, 16, 3), (1, 3, 24, 3), (1, 1, 20, 3), (1, 12, 24, 1), (1, 20, 20, 3), (1, 27, 40, 1),
+    (1, 58, 58, 1), (1, 20, 64, 3), (1, 24, 24, 3), (1, 64, 120, 1)]
+RUN_GROUPED = """
+from mxnet import nd
+for groups, before, after, side in {cases}:
+    data, weight = nd.ones((1, before, 28, 28)), nd.ones((after, before // groups, side, side))
+    nd.Convolution(data, weight, num_filter=after, num_group=groups, kernel=(side, side), pad=(side // 2,) * 2,
+                   no_bias=True).wait_to_read()
+"""
+
+
+def test_products_of_matrices_with_avx512_are_those_of_onednns_log():
+    done = run_on("AVX512_CORE", RUN_GROUPED.format(cases=GROUPED), DNNL_VERBOSE="1")
+    assert done.returncode == 0, done.stderr
+    received = ["gemm" not in line for line in done.stdout.splitlines() if ",exec,cpu,convolution," in line]
+    assert received == [has_avx512_kernel({"num_group": str(groups)}, (after, before // groups, side, side))
+                        for groups, before, after, side in GROUPED]
+    assert {True, False} == set(received)
