@@ -265,7 +265,7 @@ def is_fusible(graph: Graph) -> bool:
 def _is_product(node: Node, context: Context) -> bool:
     """Tell whether oneDNN computes an FP32 convolution as a product of matrices.
 
-    A sum or rectifier that it fuses with the product takes 4 to 10 ns for each value, 10 to 25 times its own operator's.
+    A sum or rectifier that it fuses with one takes 4 to 10 ns for each value, 10 to 25 times its own operator's.
     """
     if node.op != "Convolution" or Entry(node).dtype != FLOAT32 or context.int8 is not None:
         return False
