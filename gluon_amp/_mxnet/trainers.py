@@ -130,11 +130,6 @@ def has_gradient(parameter: gluon.Parameter) -> bool:
     return parameter.grad_req != "null" and parameter._grad is not None
 
 
-def has_gradients(trainer: gluon.Trainer) -> bool:
-    """Tell whether any parameter has a gradient."""
-    return next(_gradients(trainer), None) is not None
-
-
 def _gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
     return (gradient for _, gradient in named_gradients(trainer))
 
@@ -145,11 +140,6 @@ def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:
         values = gradient if gradient.stype == "default" else gradient.data
         if values.size:
             yield values.as_nd_ndarray()  # multi-tensor operators refuse NumPy-style arrays
-
-
-def known_stores() -> list[str]:
-    """Return the names of KVStores that Python code has registered."""
-    return sorted(KVStoreBase.kv_registry)
 
 
 def store_of(trainer: gluon.Trainer) -> str | KVStoreBase | None:
@@ -180,8 +170,8 @@ def process_set(trainer: gluon.Trainer) -> Any:
 
 def gradients(trainer: gluon.Trainer) -> list[list[NDArray]]:
     """Return for each parameter its gradient on each context; an empty list for parameters without gradient."""
-    return [[_plain(gradient) for gradient in parameter.list_grad()] if has_gradient(parameter) else []
-            for parameter in trainer._params]
+    return [[gradient.as_nd_ndarray() if gradient.stype == "default" else gradient
+             for gradient in parameter.list_grad()] if has_gradient(parameter) else [] for parameter in trainer._params]
 
 
 def accumulates(trainer: gluon.Trainer) -> list[bool]:
@@ -251,10 +241,6 @@ def mark_fresh(trainer: gluon.Trainer, flags: Sequence[Sequence[bool]], value: b
 
 def _data(parameter: gluon.Parameter) -> list[NDArray]:
     return parameter.list_data() if has_gradient(parameter) else []
-
-
-def _plain(array: NDArray) -> NDArray:
-    return array.as_nd_ndarray() if array.stype == "default" else array
 
 
 def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
@@ -334,10 +320,8 @@ def load_optimizer_states(trainer: gluon.Trainer, read: Callable[[], Any]) -> Ca
 
 
 def _count_alike(optimizer: Optimizer, devices: Iterable[Context]) -> None:
-    """Let an optimizer count on as before on devices that it was not saved with.
-
-    MXNet begins at 0 there, and the copies of a weight drift apart: Adam's steps depend on the count.
-    """
+    """Let an optimizer count on as before on devices that it was not saved with."""
+    # MXNet begins at 0 there, and the copies of a weight drift apart: Adam's steps depend on the count.
     counts = optimizer._all_index_update_counts
     most: dict[Any, int] = {}
     for of_device in counts.values():

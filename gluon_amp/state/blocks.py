@@ -34,12 +34,11 @@ def is_target(block: Block, target: Block | type | str) -> bool:
 
 
 class Exclusions:
-    """The blocks, classes of blocks, and names of blocks with wildcards that are kept in FP32.
+    """The blocks, classes of blocks, and names of blocks with wildcards that are kept in FP32."""
 
-    A block is kept in FP32 with all blocks inside it, whatever calls them; a class or a name reaches the blocks inside
-    of the blocks it fits in the network that is called. Answers are kept until a target is added, or a block anywhere
-    gets another child.
-    """
+    # A block is kept in FP32 with all blocks inside it, whatever calls them; a class or a name reaches the blocks
+    # inside of the blocks it fits in the network that is called. Answers are kept until a target is added, or a block
+    # anywhere gets another child.
 
     def __init__(self) -> None:
         self.clear()
@@ -108,17 +107,13 @@ class Exclusions:
         """Warn of names that no block has, as the first network runs."""
         if not outermost.collect_params():  # a loss is no network
             return
-        living = list(_living_blocks())
+        living = [thing for thing in gc.get_objects() if issubclass(type(thing), Block) and "_prefix" in vars(thing)]
         for name in self._unseen:
             if not any(is_target(block, name) for block in living):
                 hint = closest(name, [block.name for block in descendants(outermost)])
                 warn(f"amp.exclude: no block {name!r} is in {outermost.name!r} or in another network: it excludes "
                      f"nothing.{hint}")
         self._unseen = []
-
-
-def _living_blocks() -> Iterator[Block]:
-    return (thing for thing in gc.get_objects() if issubclass(type(thing), Block) and "_prefix" in thing.__dict__)
 
 
 class Network(NamedTuple):
