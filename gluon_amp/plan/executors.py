@@ -37,7 +37,7 @@ _INSTEAD = "train the FP32 network under amp.init(), and convert it afterwards"
 
 
 def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
-    """Return arrays, or requests for gradients, by the names of the inputs: MXNet takes lists, and dicts of more."""
+    """Return what is given for inputs by their names: MXNet takes lists, and dicts of more."""
     if values is None:
         return {}
     pairs = values.items() if isinstance(values, dict) else zip(names, values)
@@ -251,7 +251,7 @@ def make_simple_bind(original: Callable) -> Callable:
         if state is None or not isinstance(ctx, mx.Context):
             return bound(symbol)
         try:
-            dtypes = input_dtypes(symbol, _only_inputs(symbol, type_dict or {}))
+            dtypes = input_dtypes(symbol, _by_name(type_dict, symbol.list_inputs()))
             shapes = _inferred_shapes(symbol, kwargs)
             sparse = _sparse(symbol, rest[0] if rest else kwargs.get("stype_dict"))
             binding = _binding(state, symbol, ctx, dtypes, shapes, requests, sparse, not sparse)
@@ -302,12 +302,6 @@ def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset
     return frozenset(name for name in symbol.list_inputs() if kinds.get(name, _DENSE[0]) not in _DENSE)
 
 
-def _only_inputs(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values given for a symbol's inputs: executors ignore other names, and inference refuses them."""
-    names = set(symbol.list_inputs())
-    return {name: value for name, value in given.items() if name in names}
-
-
 def _inferred_shapes(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    known = {name: shape for name, shape in _only_inputs(symbol, given).items() if isinstance(shape, tuple)}
+    known = {name: shape for name, shape in _by_name(given, symbol.list_inputs()).items() if isinstance(shape, tuple)}
     return {name: shape for name, shape in of_inputs(symbol, symbol.infer_shape_partial(**known)).items() if shape}
