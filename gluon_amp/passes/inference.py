@@ -29,9 +29,8 @@ identities to where they do not belong. ``fuse`` puts operators that the fusion 
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import Iterator, Sequence
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -40,9 +39,7 @@ from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identit
 from ..graph.attrs import DTYPE, INFERENCE, MADE, TYPE_FLAGS, integer, integers, is_channels_last, is_set, region
 from ..rules.shapes import has_avx2_kernel
 from ..rules.tables.groups import RELU
-from .context import Context, Weights
-
-_DROPOUT, _IDENTITY, _STOPS = "Dropout", "_copy", ("BlockGrad", "make_loss")
+from .context import Context
 
 
 def drop_training(graph: Graph, context: Context) -> int:
@@ -50,7 +47,7 @@ def drop_training(graph: Graph, context: Context) -> int:
     heads = {id(head.node) for head in graph.heads}
     dropped = [node for node in graph.operators() if _does_nothing(node, context) and id(node) not in heads]
     redirect(graph, {Entry(node).key: node.inputs[0] for node in dropped})
-    dropouts = [node.name for node in dropped if node.op == _DROPOUT]
+    dropouts = [node.name for node in dropped if node.op == "Dropout"]
     for node in graph.variables() if dropouts else ():
         if context.weights is not None and node.name in context.weights:
             node.attrs = {**node.attrs, INFERENCE: f"the Dropout {dropouts[0]} is left out"}
@@ -58,9 +55,9 @@ def drop_training(graph: Graph, context: Context) -> int:
 
 
 def _does_nothing(node: Node, context: Context) -> bool:
-    if node.op == _DROPOUT:
+    if node.op == "Dropout":
         return node.attrs.get("mode", "training") == "training"
-    return node.op == _IDENTITY or (node.op in _STOPS and not context.facts.recorded)
+    return node.op == "_copy" or (node.op in ("BlockGrad", "make_loss") and not context.facts.recorded)
 
 
 LAYERS = ("Convolution", "FullyConnected")  # oneDNN 2.4 adds the bias of a Deconvolution slower than a BatchNorm runs
@@ -74,21 +71,20 @@ def fold_batch_norm(graph: Graph, context: Context) -> int:
     if weights is None:
         return 0
     consumers = Consumers(graph)
-    folding = _Folding(graph, weights)
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
         if norm.op == "BatchNorm" and _is_foldable(norm, consumers, weights):
             layer = norm.inputs[0].node
             if _settings(norm, context) != _settings(layer, context):
                 continue
-            folding.fold(norm, layer)
+            _fold(graph, weights, norm, layer)
             moved[Entry(norm).key] = Entry(layer)
             layer.name = norm.name  # users find tensors by their names, and this is BatchNorm's
     redirect(graph, moved)
     return len(moved)
 
 
-def _is_foldable(norm: Node, consumers: Consumers, weights: Weights) -> bool:
+def _is_foldable(norm: Node, consumers: Consumers, weights: Any) -> bool:
     layer = norm.inputs[0].node
     if layer.op not in LAYERS or not consumers.is_read_once(Entry(layer)):
         return False
@@ -110,39 +106,30 @@ def _axis_fits(norm: Node, layer: Node) -> bool:
     return axis in ((dimensions - 1, -1) if is_channels_last(layer.attrs) else (1,))
 
 
-@dataclass(frozen=True)
-class _Folding:
-    """Changes the parameters of layers."""
+@np.errstate(invalid="ignore")  # of values that are not finite the caller has been warned
+def _fold(graph: Graph, weights: Any, norm: Node, layer: Node) -> None:
+    """Let a layer compute what the BatchNorm behind it gives."""
+    def values_of(entry: Entry) -> np.ndarray:
+        return weights.read(entry.node.name).astype(np.float64)
 
-    graph: Graph
-    weights: Weights
-
-    @np.errstate(invalid="ignore")  # of values that are not finite the caller has been warned
-    def fold(self, norm: Node, layer: Node) -> None:
-        """Let a layer compute what the BatchNorm behind it gives."""
-        gamma, beta, mean, variance = map(self._values, norm.inputs[1:])
-        if is_set(norm.attrs, "fix_gamma", default=True):
-            gamma = np.ones_like(gamma)
-        scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
-        data, weight, *biases = layer.inputs
-        values = self._values(weight)
-        along = scale.reshape(-1, *[1] * (values.ndim - 1))
-        shift = ((self._values(biases[0]) if biases else 0.0) - mean) * scale + beta
-        prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
-        layer.inputs = [data, self._made(f"{prefix}weight", values * along, [weight], norm),
-                        self._made(f"{prefix}bias", shift, biases or [weight], norm)]
-        layer.attrs = {**layer.attrs, "no_bias": "False"}
-
-    def _values(self, entry: Entry) -> np.ndarray:
-        return self.weights.read(entry.node.name).astype(np.float64)
-
-    def _made(self, name: str, values: np.ndarray, sources: Sequence[Entry], norm: Node) -> Entry:
+    def made(name: str, values: np.ndarray, source: Entry) -> Entry:
         """Make a parameter, in the type of the one that it is made of, at least FP32; under a name of its own."""
-        name, (source, *_) = self.graph.new_name(name), sources
-        dtype = FLOAT64 if source.dtype == FLOAT64 else FLOAT32
-        self.weights.write(name, values.astype(dtype))
+        name, dtype = graph.new_name(name), FLOAT64 if source.dtype == FLOAT64 else FLOAT32
+        weights.write(name, values.astype(dtype))
         return Entry(Node(VARIABLE, name, {MADE: f"{source.node.name} and the BatchNorm {norm.name}"}, dtypes=[dtype],
                           shapes=[values.shape]))
+
+    gamma, beta, mean, variance = map(values_of, norm.inputs[1:])
+    if is_set(norm.attrs, "fix_gamma", default=True):
+        gamma = np.ones_like(gamma)
+    scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
+    data, weight, *biases = layer.inputs
+    values = values_of(weight)
+    shift = ((values_of(biases[0]) if biases else 0.0) - mean) * scale + beta
+    prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
+    layer.inputs = [data, made(f"{prefix}weight", values * scale.reshape(-1, *[1] * (values.ndim - 1)), weight),
+                    made(f"{prefix}bias", shift, (biases or [weight])[0])]
+    layer.attrs = {**layer.attrs, "no_bias": "False"}
 
 
 def cast_params_offline(graph: Graph, context: Context) -> int:
@@ -163,7 +150,7 @@ def cast_params_offline(graph: Graph, context: Context) -> int:
     return len(moved) + _store_what_the_program_casts(graph, weights, context.target)
 
 
-def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
+def _constants(graph: Graph, weights: Any) -> dict[int, str]:
     """Compute nodes that depend on parameters only; return each, and the name of its value."""
     constants: dict[int, str] = {}
     for node in graph.nodes():
@@ -176,7 +163,7 @@ def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
     return constants
 
 
-def _store_what_the_program_casts(graph: Graph, weights: Weights, target: str) -> int:
+def _store_what_the_program_casts(graph: Graph, weights: Any, target: str) -> int:
     """Store parameters in low precision where only the program's own casts to it read them; return how many."""
     # The casts stay, and do nothing: they may be outputs.
     consumers, count = Consumers(graph), 0
@@ -223,10 +210,15 @@ def fuse(graph: Graph, context: Context) -> int:
     """Insert identities that stop the fusion where it must not happen, or does not gain; return how many."""
     # Each user gets one of its own, so that no fused operator has the same input twice.
     consumers = Consumers(graph)
-    spares_products = context.int8 is None and context.device.channel_multiple == AVX2_VALUES
+    # Without AVX512 oneDNN computes some convolutions as products of matrices: a sum that it fuses with one takes 10 ns
+    # for each value, 25 times its own operator's.
+    products = set()
+    if context.int8 is None and context.device.channel_multiple == AVX2_VALUES:
+        products = {id(node) for node in graph.operators() if node.op == "Convolution"
+                    and not has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0])}
     places = [(node, position) for node in graph.operators() for position, entry in enumerate(node.inputs)
               if ((position == 0 and node.op in _KEPT_APART) or _is_read_elsewhere(entry, node, consumers)
-                  or (spares_products and _is_product(entry.node)) or _stays_apart(node, context))]
+                  or id(entry.node) in products or _stays_apart(node, context))]
     for node, position in places:
         node.inputs[position] = shield(graph, node.inputs[position])
     return len(places)
@@ -251,14 +243,6 @@ def is_fusible(graph: Graph) -> bool:
     return any(node.op in LAYERS for node in graph.operators())
 
 
-def _is_product(node: Node) -> bool:
-    """Tell whether oneDNN computes a convolution as a product of matrices without AVX512.
-
-    A sum that it fuses with the product takes 10 ns for each value, 25 times its own operator's.
-    """
-    return node.op == "Convolution" and not has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0])
-
-
 def _is_read_elsewhere(entry: Entry, consumer: Node, consumers: Consumers) -> bool:
     """Tell whether a tensor has several consumers; of variables only sums matter, the fusion begins behind them."""
     if entry.node.is_variable and consumer.op != "elemwise_add":
@@ -272,11 +256,6 @@ _BETWEEN = ("Pooling", "Concat", FLATTEN, "elemwise_add", "Activation", "BatchNo
 _WITH_RECTIFIER = (*LAYERS, "BatchNorm", "elemwise_add")  # a rectifier behind them is fused
 
 
-def has_int8(context: Context) -> bool:
-    """Tell whether layers are to run in INT8."""
-    return context.int8 is not None
-
-
 def prepare_int8(graph: Graph, context: Context) -> int:
     """Rename rectifiers, and flatten maps before dense layers; return how many nodes changed."""
     relus = [node for node in graph.operators()
@@ -284,9 +263,14 @@ def prepare_int8(graph: Graph, context: Context) -> int:
     for node in relus:  # MXNet fuses Activation with what is before it, and not relu, which differs for NaN only
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": "relu"}
     dense = [node for node in graph.operators()
-             if context.int8 is not None and node.name in context.int8.layers and _reads_maps(node)]
-    for node in dense:
-        _flatten(graph, node)
+             if context.int8 is not None and node.name in context.int8.layers and node.op == "FullyConnected"
+             and is_set(node.attrs, "flatten", default=True) and len(node.inputs[0].shape or ()) != 2
+             and node.inputs[0].node.op != FLATTEN]
+    for node in dense:  # in INT8 MXNet fails on what lies in oneDNN's layout (mkldnn_fc.cc)
+        data = node.inputs[0]
+        flat = operator(FLATTEN, graph.new_name(f"{node.name}_flat"), [data], data,
+                        shapes=[None if data.shape is None else (data.shape[0], prod(data.shape[1:]))])
+        node.inputs = [Entry(flat), *node.inputs[1:]]
     return len(relus) + len(dense)
 
 
@@ -306,15 +290,3 @@ def _stays_apart(node: Node, context: Context) -> bool:
     return node.name in context.int8.wide or (node.name in excluded and any(
         entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable))
 
-
-def _reads_maps(node: Node) -> bool:
-    return (node.op == "FullyConnected" and is_set(node.attrs, "flatten", default=True)
-            and len(node.inputs[0].shape or ()) != 2 and node.inputs[0].node.op != FLATTEN)
-
-
-def _flatten(graph: Graph, dense: Node) -> None:
-    """Flatten maps before a dense layer: in INT8 MXNet fails on what lies in oneDNN's layout (mkldnn_fc.cc)."""
-    data = dense.inputs[0]
-    made = operator(FLATTEN, graph.new_name(f"{dense.name}_flat"), [data], data)
-    made.shapes = [None if data.shape is None else (data.shape[0], prod(data.shape[1:]))]
-    dense.inputs = [Entry(made), *dense.inputs[1:]]
