@@ -95,7 +95,7 @@ def check_gradients(trainer: gluon.Trainer, check: Check | None = None) -> Calla
     gradients = [gradient for parameter in trainer._params if has_gradient(parameter) for gradient in parameter._grad]
     known, groups = _grouped.get(trainer, ((), ()))
     if len(known) != len(gradients) or not all(map(operator.is_, known, gradients)):
-        groups = tuple(grouped(_gradients(trainer)))
+        groups = tuple(grouped(gradient for _, gradient in named_gradients(trainer)))
         if all(gradient.stype == "default" for gradient in gradients):
             _grouped[trainer] = gradients, groups
     return begin_check(groups, check)
@@ -104,7 +104,7 @@ def check_gradients(trainer: gluon.Trainer, check: Check | None = None) -> Calla
 def gradient_norm(trainer: gluon.Trainer) -> float:
     """Return the 2-norm of all gradients of the first context, as they are."""
     first = trainer._contexts[0] if trainer._contexts else None
-    return norm(gradient for gradient in _gradients(trainer) if gradient.context == first)
+    return norm(gradient for _, gradient in named_gradients(trainer) if gradient.context == first)
 
 
 def non_finite_parameters(trainer: gluon.Trainer) -> list[str]:
@@ -128,10 +128,6 @@ def fresh_parameters(trainer: gluon.Trainer) -> list[str]:
 def has_gradient(parameter: gluon.Parameter) -> bool:
     """Tell whether a parameter has a gradient."""
     return parameter.grad_req != "null" and parameter._grad is not None
-
-
-def _gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
-    return (gradient for _, gradient in named_gradients(trainer))
 
 
 def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:

@@ -19,7 +19,7 @@ from ..graph import BODIES, WISHES, Entry, Graph, Node, Role, operator, set_subg
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
 from ..rules import KEEP, Decision
 from .context import Concern, Context
-from .gradients import asked_of_loops, inputs_of_bodies
+from .gradients import LOOP, inputs_of_bodies
 from .precisions import decide, plan_outputs, propagate_dtypes
 
 _LOWEST = {FLOAT16: -65504.0}
@@ -275,10 +275,12 @@ def concerns_of(graph: Graph, is_asked: Callable[[str], bool], evaluates: bool) 
     def reaches(entry: Entry) -> bool:
         return any(is_asked(name) for name in _variables_before(entry))
 
+    loops = (Concern(node.name, position) for node in graph.operators() if node.op == LOOP
+             for position, entry in enumerate(node.inputs) if reaches(entry))
     return frozenset(Concern(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
                      if _is_concerned(node, row, of, evaluates)
                      and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of])
-                     ).union(asked_of_loops(graph, reaches), *(
+                     ).union(loops, *(
                          concerns_of(body, {one.name for one, entry in zip(body.variables(), reads) if reaches(entry)
                                             }.__contains__, evaluates) for body, reads in _bodies(graph)))
 

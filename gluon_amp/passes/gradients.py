@@ -138,12 +138,6 @@ def _zero(part: Graph, entry: Entry, dtype: str) -> Entry:
     return Entry(operator("Cast", part.new_name(f"{entry.node.name}_cast"), [made], entry, dtype=dtype))
 
 
-def asked_of_loops(graph: Graph, reaches: Callable[[Entry], bool]) -> Iterator[Concern]:
-    """Name the inputs of loops whose gradients are asked for; ``reaches`` says whether that of a tensor is."""
-    return (Concern(node.name, position) for node in graph.operators() if node.op == LOOP
-            for position, entry in enumerate(node.inputs) if reaches(entry))
-
-
 def loop_gradients(graph: Graph, context: Context) -> int:
     """Complete the gradients of loops with a condition; return how many inputs of theirs were changed."""
     def complete(graph: Graph, node: Node, is_inner: bool) -> int:

@@ -24,7 +24,7 @@ from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import WISHES, Consumers, Entry, Graph, Node, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import FP32, NEUTRAL, Cause, Decision, Rule
-from ..rules.shapes import BLOCK, has_avx2_kernel, is_slow_sum, pools_out_of_order, pools_to_means, values_behind
+from ..rules.shapes import BLOCK, has_avx2_kernel, is_slow_sum, lacks_softmax, pools_out_of_order, pools_to_means
 from ..rules.tables.groups import SOFTMAX, SUMS
 from . import channels_last, native_attention, native_recurrent
 from .activations import HARD_SWISH, SWISH
@@ -112,11 +112,9 @@ def _is_softmax_of_rows(node: Node, consumers: Consumers) -> bool:
 
 def _is_slow_softmax(node: Node, context: Context) -> bool:
     """Tell whether oneDNN runs it over the last axis only, not at all, or, without AVX512, no logarithm's gradient."""
-    behind = values_behind(node.inputs[0].shape or (), integer(node.attrs, "axis", -1))
-    return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or behind >= _NARROW
-            or (behind == 1 and node.op == "log_softmax" and context.facts.recorded
-                and context.device.channel_multiple == AVX2_VALUES
-                and (node.inputs[0].shape or (0,))[-1] >= AVX2_VALUES))
+    return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or lacks_softmax(
+        node.op, node.attrs, node.inputs[0].shape or (), _NARROW, context.facts.recorded,
+        context.device.channel_multiple != AVX2_VALUES))
 
 
 def _temperature(node: Node) -> float:

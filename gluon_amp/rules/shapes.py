@@ -169,6 +169,13 @@ def values_behind(shape: Sequence[int], axis: int) -> int:
     return prod(shape[axis % len(shape) + 1:]) if shape else 1
 
 
+def lacks_softmax(op: str, attrs: Attrs, shape: Shape, narrow: int, is_recorded: bool, has_avx512: bool) -> bool:
+    """Tell whether oneDNN does not run a softmax, with ``narrow`` values behind its axis, or a logarithm's gradient."""
+    behind = values_behind(shape, integer(attrs, "axis", -1))
+    return behind >= narrow or (behind == 1 and op == "log_softmax" and is_recorded and not has_avx512
+                                and (shape or (0,))[-1] >= AVX2_VALUES)
+
+
 def is_slow_sum(attrs: Attrs, shape: Sequence[int]) -> bool:
     """Tell whether MXNet's sum or mean is of all values, for which it has one thread, or out of order in memory."""
     axes = integers(attrs, "axis")
