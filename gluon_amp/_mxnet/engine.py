@@ -88,24 +88,19 @@ def serialize_execution(runner: UpstreamCachedOp | Executor) -> None:
         check_call(_LIB.MXCachedOpRegisterOpHook(runner.handle, _after_each, 0))
 
 
-def waiting(hook: Callable[..., None]) -> Callable[..., None]:
-    """Make a hook of a user's wait for the output first, as :func:`serialize_execution` does."""
-    def report(*told: Any) -> None:
-        wait_for(ctypes.cast(told[-1], NDArrayHandle))
-        hook(*told)
-    return report
-
-
-def readable(hook: Callable[..., None]) -> Callable[..., None]:
-    """Hand arrays in bfloat16, which NumPy cannot read, to a hook of a user's as FP32 ones."""
+def as_callback(hook: Callable[..., None], waits: bool) -> Callback:
+    """Make what C calls of a hook, with FP32 arrays in place of those in bfloat16, which NumPy cannot read."""
+    # One that ``waits`` waits for the output first, as :func:`serialize_execution` does.
     def report(*told: Any) -> None:
         array = array_at(told[-1])  # frees the handle when it goes
+        if waits:
+            wait_for(array.handle)
         if dtype_name(array.dtype) == BFLOAT16:
             with autograd.pause():
                 array = cast_arrays(array, FLOAT32)
         handle, array.handle = array.handle, NDArrayHandle()
         hook(*told[:-1], handle.value)
-    return report
+    return Callback(report)
 
 
 class Program:
@@ -130,7 +125,7 @@ class Program:
 
     def watch(self, seen: Callable[[str, NDArray], None]) -> None:
         """Let a function see the name and the array of every tensor that an operator gives, which is computed then."""
-        self._callback = Callback(waiting(lambda name, _, handle: seen(name.decode(), array_at(handle))))
+        self._callback = as_callback(lambda name, _, handle: seen(name.decode(), array_at(handle)), waits=True)
         self._op._register_op_hook(self._callback)
 
 

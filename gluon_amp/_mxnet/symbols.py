@@ -16,7 +16,7 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 from ..context import ContextStack
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 from ..errors import GraphError
-from ..graph import Entry, Graph, Node, inline_cached_ops
+from ..graph import Entry, Graph, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS, region, region_mark
 from .invoke import handle_of
 
@@ -225,7 +225,14 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
         for node, attrs in before:
             node.attrs = attrs
     types = _infer(everything.infer_type_partial, {name: dtype for name, dtype in dtypes.items() if dtype != BFLOAT16})
-    inferred = _inferred_shapes(everything, nodes, dict(shapes or {}))
+    given = dict(shapes or {})
+    try:
+        inferred = _infer(everything.infer_shape_partial, given)
+    except mx.MXNetError:
+        if all(node.name in given for node in nodes if node.is_variable):
+            raise
+        # Some operators refuse inputs of unknown shape: what is left is what was given.
+        inferred = [given.get(node.name) for node in nodes for _ in range(node.num_outputs)]
     known_types, known_shapes = iter(types or [None] * len(entries)), iter(inferred or [None] * len(entries))
     for node in nodes:
         node.dtypes = [dtype_name(next(known_types)) for _ in range(node.num_outputs)]
@@ -235,17 +242,6 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
 def _infer(method: Any, known: Mapping[str, Any]) -> Sequence[Any]:
     inferred = method(**known)[1]
     return inferred if inferred is not None else []
-
-
-def _inferred_shapes(everything: mx.sym.Symbol, nodes: Sequence[Node],
-                     shapes: dict[str, tuple[int, ...]]) -> Sequence[Shape]:
-    try:
-        return _infer(everything.infer_shape_partial, shapes)
-    except mx.MXNetError:
-        if all(node.name in shapes for node in nodes if node.is_variable):
-            raise
-        # Some operators refuse inputs of unknown shape: what is left is what was given.
-        return [shapes.get(node.name) for node in nodes for _ in range(node.num_outputs)]
 
 
 def of_inputs(symbol: mx.sym.Symbol, inferred: Sequence[Any]) -> dict[str, Any]:

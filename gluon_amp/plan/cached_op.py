@@ -23,7 +23,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import bring_to_plain_layout, is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
-from .._mxnet.engine import check_waiting, readable, serialize_execution, waiting
+from .._mxnet.engine import as_callback, check_waiting, serialize_execution
 from .._mxnet.invoke import Callback, UpstreamCachedOp
 from .._mxnet.symbols import dtype_name, from_graph, keep_marks, to_graph
 from ..dtypes import FLOAT32, LOW_PRECISION
@@ -234,10 +234,7 @@ class RewritingCachedOp:
         if (operation, self._hook) == self._observed:
             return
         callback, monitor_all = self._hook
-        callback = readable(callback)
-        if plan is not None and plan.runs_in_turn:
-            callback = waiting(callback)
-        self._callback = Callback(callback)
+        self._callback = as_callback(callback, waits=plan is not None and plan.runs_in_turn)
         operation._register_op_hook(self._callback, monitor_all)
         self._observed = (operation, self._hook)
 

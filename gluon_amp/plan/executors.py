@@ -17,7 +17,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _machine
-from .._mxnet.engine import check_waiting, readable, serialize_execution, waiting
+from .._mxnet.engine import as_callback, check_waiting, serialize_execution
 from .._mxnet.invoke import Callback
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of, to_graph
 from .._mxnet.trainers import trainer_of, trains_anything
@@ -177,8 +177,7 @@ class PlannedExecutor(Executor):
         """Call a function with the name and handle of every output of the operators that run."""
         refuse_inputs_of_loops(self.plan.traced.graph, monitor_all)
         self._callback = callback
-        callback = readable(callback)
-        self._kept = Callback(waiting(callback) if self.plan.runs_in_turn else callback)
+        self._kept = as_callback(callback, waits=self.plan.runs_in_turn)
         super().set_monitor_callback(self._kept, monitor_all)
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> Any:
