@@ -165,9 +165,8 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the class or function that a pickle names, if it is allowed."""
-        module = module.replace("numpy._core", "numpy.core") if (module, name) in _MAKERS else module
         if (module, name) in _MAKERS:
-            return super().find_class(module, name)
+            return super().find_class(module.replace("numpy._core", "numpy.core"), name)
         allowed = self._classes.get((module, name), _FUNCTIONS.get((module, name)))
         if allowed is None:
             raise pickle.UnpicklingError(

@@ -160,7 +160,7 @@ def _fuse(graph: Graph, context: Context, fusion: Callable[[Graph], mx.sym.Symbo
     if any(FLOAT64 in node.dtypes for node in graph.operators()):
         return 0  # oneDNN has no kernels for float64
     between = passes.between(graph)
-    passes.fuse(graph, context)
+    passes.finish(graph, context)
     made = to_graph(fusion(graph))
     count = passes.unshield(made)
     made = quantize(made, between) if quantize else made

@@ -202,8 +202,9 @@ class _Applier(NamedTuple):
             return self.invoke(*call)
         changed = [i for i, flag in enumerate(flags) if flag != wanted[i]]
         lowers = self.policy.flag in wanted
-        if not (changed or lowers) or not all(array.ndim <= _MOST_DIMENSIONS and array.size > 0 and not isinstance(
-                array, BaseSparseNDArray) for array in (call.inputs[i] for i in changed)):
+        castable = (not isinstance(array, BaseSparseNDArray) and array.ndim <= _MOST_DIMENSIONS and array.size > 0
+                    for array in map(call.inputs.__getitem__, changed))
+        if not (changed or lowers) or not all(castable):
             return self.invoke(*call)
         caster = Caster(self.invoke, self.policy, call.is_np_op)
         inputs = list(call.inputs)

@@ -30,16 +30,8 @@ TRAINING, INFERENCE, CONVERTED = "training", "inference", "converted"
 BOTH = (TRAINING, INFERENCE)
 
 
-def _always(context: Context) -> bool:
-    return True
-
-
 def _records(context: Context) -> bool:
     return context.facts.recorded
-
-
-def _lowers(context: Context) -> bool:
-    return context.policy.lowers
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class Pass:
     # ``'converted'``, which is for a converted graph when it runs: files do not hold its result
     where: tuple[str, ...] = BOTH
     required: str = ""  # why it cannot be switched off; empty for one that can
-    applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
+    applies: Callable[[Context], bool] = lambda context: True  # whether it is for graphs of a context
     after: tuple[str, ...] = ()  # the passes whose results it needs, or would undo
     is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
     is_last: bool = False  # whether only MXNet's fusion comes behind it
@@ -64,13 +56,11 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass(drop_training, "operators that do nothing in inference are dropped (Dropout)", (INFERENCE,), applies=_always,
-         is_step=True),
+    Pass(drop_training, "operators that do nothing in inference are dropped (Dropout)", (INFERENCE,), is_step=True),
     Pass(fold_batch_norm, "BatchNorm is folded into the convolution or dense layer before it", (INFERENCE,),
-         applies=_always, is_step=True, after=("drop_training",)),
-    Pass(fold_padding, "convolutions pad their data themselves in place of an operator before them", applies=_always,
-         is_step=True),
-    Pass(shape_operands, "operands that are read for their shape only are not computed", applies=_always, is_step=True),
+         is_step=True, after=("drop_training",)),
+    Pass(fold_padding, "convolutions pad their data themselves in place of an operator before them", is_step=True),
+    Pass(shape_operands, "operands that are read for their shape only are not computed", is_step=True),
     Pass(branch_gradients, "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
          applies=_records, required="without it whatever is in memory would be taken for those gradients"),
     Pass(loop_gradients, "the gradient of a loop's state is asked for, and without a step those of all else are zero",
@@ -78,7 +68,7 @@ PASSES: tuple[Pass, ...] = (
          after=("branch_gradients",)),
     Pass(split_concat, "the gradients of joined feature maps come in a layout that MXNet can split", applies=_records,
          required="without it MXNet would end the process"),
-    Pass(assign_dtypes, "every operator gets a precision", applies=_always,
+    Pass(assign_dtypes, "every operator gets a precision",
          required="without it nothing runs in low precision: leave amp.init() or the conversion out",
          after=("fold_batch_norm", "fold_padding", "shape_operands", "branch_gradients", "loop_gradients",
                 "split_concat")),
@@ -99,7 +89,7 @@ PASSES: tuple[Pass, ...] = (
          after=("assign_dtypes",)),
     Pass(fold_stride, "strided convolutions of few channels run on AMX; they stay in FP32 without it", (TRAINING,),
          applies=lambda context: context.policy.trains_on_amx(context.device), after=("align_channels",)),
-    Pass(place_casts, "a cast is inserted where producer and consumer differ", applies=_always,
+    Pass(place_casts, "a cast is inserted where producer and consumer differ",
          required="without it operators would read types that they cannot run in",
          after=("assign_dtypes", "native_operators", "gradient_fixes", "align_channels", "fold_stride")),
     Pass(identities, "operators that change nothing stand where gradients that are added would be lost",
@@ -114,11 +104,11 @@ PASSES: tuple[Pass, ...] = (
          applies=lambda context: context.device.imitated,
          required="without it the device would have to run a type that it has no kernels for"),
     Pass(cast_params_offline, "parameters that are read in low precision only are stored in it", (INFERENCE,),
-         is_step=True, after=("place_casts", "imitate")),
+         applies=lambda context: context.policy.lowers, is_step=True, after=("place_casts", "imitate")),
     Pass(prepare_int8, "rectifiers and flattened maps come in a form that MXNet has INT8 operators for", (INFERENCE,),
          applies=lambda context: context.int8 is not None, after=("cast_params_offline",),
          required="without it MXNet fails on dense layers in INT8"),
-    Pass(fuse, "oneDNN's fused operators (convolution, activation, sum) on the CPU", (INFERENCE,), applies=_always,
+    Pass(fuse, "oneDNN's fused operators (convolution, activation, sum) on the CPU", (INFERENCE,),
          is_step=True, is_last=True, after=("cast_params_offline",)),
 )
 
@@ -141,6 +131,13 @@ def run(graph: Graph, context: Context) -> dict[str, int]:
     if context.weights is not None:
         context.weights.keep({node.name for node in graph.variables()})
     return counts
+
+
+def finish(graph: Graph, context: Context) -> None:
+    """Run the last pass."""
+    for each in pipeline_of(context):
+        if each.is_last:
+            each.run(graph, context)
 
 
 def checked(names: Iterable[str] | None, argument: str = "disable_passes") -> frozenset[str]:

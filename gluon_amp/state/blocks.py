@@ -53,7 +53,8 @@ class Exclusions:
 
     def _begin_again(self, children: int) -> None:
         self._children = children
-        self._below: weakref.WeakSet[Block] | None = None  # the blocks, and all blocks that are inside of them now
+        # the blocks, and all blocks that are inside of them now
+        self._below = weakref.WeakSet(inner for block in self._blocks for inner in descendants(block))
         # With its class, which may be exchanged: whether a block is excluded wherever it is called.
         self._answers: weakref.WeakKeyDictionary[Block, tuple[type, bool]] = weakref.WeakKeyDictionary()
         self._inside: weakref.WeakKeyDictionary[Block, weakref.WeakSet[Block]] = weakref.WeakKeyDictionary()
@@ -79,7 +80,7 @@ class Exclusions:
             self._begin_again(children)
         known = self._answers.get(block)
         if known is None or known[0] is not type(block):
-            known = self._answers[block] = type(block), block in self._all_below() or self._fits(block)
+            known = self._answers[block] = type(block), block in self._below or self._fits(block)
         return known[1]
 
     def inside(self, outermost: Block, children: int, is_traced: bool = False) -> Container[Block]:
@@ -94,11 +95,6 @@ class Exclusions:
         if found is None:
             found = self._inside[outermost] = weakref.WeakSet(subtrees(outermost, self._fits))
         return found
-
-    def _all_below(self) -> weakref.WeakSet[Block]:
-        if self._below is None:
-            self._below = weakref.WeakSet(inner for block in self._blocks for inner in descendants(block))
-        return self._below
 
     def _fits(self, block: Block) -> bool:
         return any(is_target(block, pattern) for pattern in self._patterns)
