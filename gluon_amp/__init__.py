@@ -8,12 +8,8 @@ Three added lines train in mixed precision::
     with amp.scale_loss(loss, trainer) as scaled_loss:       # in the training loop
         mx.autograd.backward(scaled_loss)
 """
-import sys as _sys
-
-from ._start import end_quietly as _end_quietly
 from ._start import prepare as _prepare
 
-_end_quietly(_sys.argv[0] if getattr(_sys, "argv", None) else "")
 _prepare()
 
 from . import _machine, aliases

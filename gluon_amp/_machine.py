@@ -277,13 +277,9 @@ def _library(name: str) -> ctypes.CDLL | None:
         return None
 
 
-def _driver() -> ctypes.CDLL | None:
-    return _library("libcuda.so.1")
-
-
 def driver_version() -> tuple[int, int] | None:
     """Return the newest CUDA version that the driver knows; None without a driver that works."""
-    cuda, version = _driver(), ctypes.c_int()
+    cuda, version = _library("libcuda.so.1"), ctypes.c_int()
     if cuda is None or cuda.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value <= 0:
         return None
     return version.value // 1000, version.value % 1000 // 10
@@ -326,7 +322,7 @@ def device_name(device_id: int = 0) -> str | None:
 
 def _ask(device_id: int, question: Callable[[ctypes.CDLL, ctypes.c_int], int]) -> bool:
     """Ask the driver about a device; return whether it answered."""
-    cuda, device = _driver(), ctypes.c_int()
+    cuda, device = _library("libcuda.so.1"), ctypes.c_int()
     return (cuda is not None and cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), device_id) == 0
             and question(cuda, device) == 0)
 

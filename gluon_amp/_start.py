@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import logging
 import re
-import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +18,6 @@ logger = logging.getLogger(__name__)
 
 PYTHON_MIN = (3, 8)
 PYTHON_MAX = (3, 13)
-MXNET_SERIES = "1.9"
 INSTALL_MXNET = "python -m pip install mxnet==1.9.1"
 if sys.version_info >= (3, 13):  # MXNet's metadata forbids NumPy 2, and there is no other: pip must not look at it
     INSTALL_MXNET = 'python -m pip install --no-deps mxnet==1.9.1 "graphviz<0.9" "requests<3"'
@@ -64,22 +62,8 @@ NO_DRIVER = (
 )
 
 
-def end_quietly(program: str) -> None:
-    """Let Ctrl-C end the command while it imports, without a traceback; the command then takes interrupts itself."""
-    is_command = (Path(program).name == "gluon-amp"  # or `python -m gluon_amp`, as long as Python looks for it
-                  or (program == "-m" and b"\0-m\0gluon_amp\0" in Path("/proc/self/cmdline").read_bytes()))
-    if is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def prepare() -> None:
-    """Check Python, NumPy and MXNet, then make MXNet importable. May be called repeatedly.
-
-    Raises
-    ------
-    ImportError
-        When Python, NumPy or MXNet is missing or of an unsupported version: it says how to install it.
-    """
+    """Check Python, NumPy and MXNet, then make MXNet importable; ImportError says what to install."""
     check_python(sys.version_info[:3])
     check_numpy(numpy_version(), sys.version_info[:3])
     check_mxnet(mxnet_version())
@@ -124,17 +108,10 @@ def mxnet_version() -> Optional[str]:
     spec = importlib.util.find_spec("mxnet")
     if spec is None or spec.origin is None:  # an empty folder of that name has no origin
         return None
-    libinfo = mxnet_file("libinfo.py")
-    text = "" if libinfo is None else libinfo.read_text(encoding="utf-8")
+    libinfo = Path(spec.origin).with_name("libinfo.py")
+    text = libinfo.read_text(encoding="utf-8") if libinfo.is_file() else ""
     match = re.search(r"""^__version__ = ['"](.+?)['"]""", text, re.MULTILINE)
     return "of unknown version" if match is None else match.group(1)
-
-
-def mxnet_file(name: str) -> Optional[Path]:
-    """Return a file of the MXNet that ``import mxnet`` finds, None where there is none."""
-    spec = importlib.util.find_spec("mxnet")
-    path = None if spec is None or spec.origin is None else Path(spec.origin).parent / name
-    return path if path is not None and path.is_file() else None
 
 
 def _builds() -> str:
@@ -149,7 +126,7 @@ def check_mxnet(version: Optional[str]) -> None:
     """Raise ImportError unless this version of MXNet is of the 1.9 series."""
     if version is None:
         raise ImportError(f"gluon_amp needs MXNet 1.9.1, found no MXNet.\nRun: {INSTALL_MXNET}\n{CUDA_HINT}")
-    if version.split(".")[:2] != MXNET_SERIES.split("."):
+    if version.split(".")[:2] != ["1", "9"]:
         raise ImportError(f"gluon_amp needs MXNet 1.9.1, found MXNet {version}.\n"
                           f"Run: python -m pip uninstall -y {_builds()} && {INSTALL_MXNET}\n{CUDA_HINT}")
 
@@ -206,43 +183,23 @@ def load_cuda(roots: Iterable[str],
         load(DRIVER)
     except OSError as error:
         raise ImportError(NO_DRIVER.format(driver=DRIVER, error=error, builds=_builds())) from error
-    directories = cuda_directories(roots)
+    directories = [path for root in roots for path in sorted(Path(root).glob("nvidia/*/lib"))]
     loaded: List[Path] = []
     for name in CUDA_LIBRARIES:
-        path = _first_match(directories, name)
-        if path is not None and _try_to_load(path, load):
-            loaded.append(path)
-        elif path is None and name in CUDA_PACKAGES:
-            _expect_on_system(name, load)
+        path = next((path for directory in directories for path in sorted(directory.glob(name))), None)
+        try:
+            if path is not None:
+                load(str(path))
+                loaded.append(path)
+            elif name in CUDA_PACKAGES:
+                load(name)
+        except OSError as error:
+            if path is None:
+                raise ImportError(f"MXNet's CUDA build needs {name}, which neither a package nor the system provides "
+                                  f'({error}).\nRun: python -m pip install "{CUDA_PACKAGES[name]}", or install '
+                                  "gluon_amp with the extra cu112, which brings all such libraries") from error
+            logger.warning("Could not load %s (%s); MXNet will look for a system copy.", path, error)
     return loaded
-
-
-def cuda_directories(roots: Iterable[str]) -> List[Path]:
-    """Return the directories of libraries of the nvidia-* packages."""
-    return [path for root in roots for path in sorted(Path(root).glob("nvidia/*/lib"))]
-
-
-def _expect_on_system(name: str, load: Callable[[str], object]) -> None:
-    try:
-        load(name)
-    except OSError as error:
-        raise ImportError(f"MXNet's CUDA build needs {name}, which neither a package nor the system provides "
-                          f'({error}).\nRun: python -m pip install "{CUDA_PACKAGES[name]}", or install gluon_amp with '
-                          "the extra cu112, which brings all such libraries") from error
-
-
-def _first_match(directories: Iterable[Path], pattern: str) -> Optional[Path]:
-    matches = (path for directory in directories for path in sorted(directory.glob(pattern)))
-    return next(matches, None)
-
-
-def _try_to_load(path: Path, load: Callable[[str], object]) -> bool:
-    try:
-        load(str(path))
-    except OSError as error:
-        logger.warning("Could not load %s (%s); MXNet will look for a system copy.", path, error)
-        return False
-    return True
 
 
 def _dotted(version: Tuple[int, ...]) -> str:

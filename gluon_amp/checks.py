@@ -22,17 +22,10 @@ def whole(name: str, value: Any, least: int, what: str = "") -> int:
     return int(value)
 
 
-def above_zero(name: str, value: Any) -> float:
-    """Return a number above 0, which may be infinite."""
-    if not is_number(value) or not value > 0:
-        raise ValueError(expected("a number above 0", name, value))
-    return float(value)
-
-
-def finite_above_zero(name: str, value: Any) -> float:
-    """Return a finite number above 0."""
-    if not is_number(value) or not 0 < value <= sys.float_info.max:
-        raise ValueError(expected("a finite number above 0", name, value))
+def above_zero(name: str, value: Any, finite: bool = False) -> float:
+    """Return a number above 0, which may be infinite unless it is to be ``finite``."""
+    if not is_number(value) or not value > 0 or (finite and value > sys.float_info.max):
+        raise ValueError(expected(f"a {'finite ' * finite}number above 0", name, value))
     return float(value)
 
 

@@ -170,9 +170,6 @@ def cpu_support(isa: str | None = None) -> Support:
                    cost="oneDNN emulates bfloat16, about 2x slower than FP32" if runs_bfloat16 else "")
 
 
-_GPU_RANGE = "5.0 to 8.9"
-
-
 def cuda_support(capability: tuple | None) -> Support:
     """Say which type MXNet's published CUDA wheels run in on a device of this compute capability."""
     # cuDNN pads channels to the multiple of 8 that Tensor Cores take, itself and from 7.3 on, wherever it is told to
@@ -181,7 +178,7 @@ def cuda_support(capability: tuple | None) -> Support:
         return Support(FLOAT16, True, "the GPU's compute capability is unknown: float16 is assumed to work")
     name = f"compute capability {capability[0]}.{capability[1]}"
     if not (5, 0) <= capability < (9, 0):
-        return Support(FLOAT32, True, f"the GPU has {name}, and MXNet's wheels hold kernels for {_GPU_RANGE} only, so "
+        return Support(FLOAT32, True, f"the GPU has {name}, and MXNet's wheels hold kernels for 5.0 to 8.9 only, so "
                                       "that no operator runs there in any type")
     cores = "Tensor Cores" if capability >= (7, 0) else "no Tensor Cores: memory traffic is halved, not arithmetic"
     return Support(FLOAT16, True, f"the GPU has {name} ({cores})")

@@ -14,12 +14,11 @@ from cpu_kinds import LACKING, NO_BF16, RUNS_BFLOAT16, take_for
 from patched_names import gone_in
 
 import gluon_amp as amp
-from gluon_amp import _start
 from gluon_amp.state.devices import support
 
 ROOT = Path(__file__).resolve().parents[1]
 # For programs that import the CUDA build without gluon_amp. The null GPU's tests look at what happens without.
-CUDA = _start.cuda_directories(sys.path)
+CUDA = [path for root in sys.path for path in sorted(Path(root).glob("nvidia/*/lib"))]
 if CUDA and os.environ.get("NULLGPU_DEVICES", "0") == "0":
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, CUDA))
 

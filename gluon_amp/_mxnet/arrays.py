@@ -196,7 +196,7 @@ def _sums_of_squares(chunk: list[NDArray]) -> list[NDArray]:
 
 
 class NDArrayWeights:
-    """Trained parameters that passes change, by name; see :class:`gluon_amp.passes.context.Weights`."""
+    """Trained parameters that passes change, by name."""
 
     def __init__(self, arrays: Mapping[str, NDArray]):
         self.arrays = dict(arrays)  # shared with the caller's
@@ -248,35 +248,12 @@ class NDArrayWeights:
         return next((array.context for array in self.arrays.values()), mx.cpu())
 
 
-class NamesOnly:
+class NamesOnly(NDArrayWeights):
     """Parameters of a symbol whose values are not known: only their types can change."""
 
     def __init__(self, names: Collection[str]):
-        self._dtypes: dict[str, str | None] = dict.fromkeys(names, FLOAT32)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._dtypes
-
-    def dtypes(self) -> dict[str, str | None]:
-        """Name every parameter's data type."""
-        return dict(self._dtypes)
+        super().__init__({name: nd.zeros((1,), mx.cpu()) for name in names})
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return no shape: none is known."""
         return {}
-
-    def not_finite(self) -> list[str]:
-        """Name no parameter: no value is known."""
-        return []
-
-    def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
-        """Note the type that an inserted operator gives."""
-        self._dtypes[name] = attrs.get("dtype") or self._dtypes[inputs[0]]
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a parameter another name."""
-        self._dtypes[new] = self._dtypes.pop(old)
-
-    def keep(self, names: Collection[str]) -> None:
-        """Forget all other parameters."""
-        self._dtypes = {name: dtype for name, dtype in self._dtypes.items() if name in names}

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mxnet.gluon import Block, HybridBlock, SymbolBlock
+from mxnet.gluon import Block, SymbolBlock
 from mxnet.gluon.contrib.nn import SyncBatchNorm
 from mxnet.gluon.nn import BatchNorm, BatchNormReLU
 from mxnet.gluon.nn.basic_layers import _BatchNorm
 
 from ..rules.tables.groups import BATCH_NORMS
-from .blocks import descendants, forget_trace, graph_of
+from .blocks import descendants, graph_of
 from .symbols import to_graph
 
 # Subclasses that compute as MXNet's own blocks do, with a flag that concerns cuDNN only.
@@ -78,9 +78,3 @@ class MXNetSyncBatchNorm(SyncBatchNorm):
         result = super().hybrid_forward(F, x, *parameters, **named)
         return F.relu(result) if self.fuse_relu else result
 
-
-def forget_traces(net: Block) -> None:
-    """Let hybridized blocks trace themselves again at their next call."""
-    for block in descendants(net):
-        if isinstance(block, HybridBlock):
-            forget_trace(block)

@@ -107,28 +107,16 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
         yield
         return
     excluded = set(map(id, subtrees(block, is_excluded)))
+    entered: list[Any] = []  # by calls, which nest
     with ExitStack() as handles:
         if id(block) in excluded:
             handles.enter_context(marks.entered(REGION_OFF))
         for child in descendants(block):
             if child is not block and id(child) in excluded:
-                enter, leave = _scope_hooks()
-                handles.enter_context(child.register_forward_pre_hook(enter))
-                handles.enter_context(child.register_forward_hook(leave))
+                handles.enter_context(child.register_forward_pre_hook(
+                    lambda *_: entered.append(marks.enter(REGION_OFF))))
+                handles.enter_context(child.register_forward_hook(lambda *_: marks.leave(entered.pop())))
         yield
-
-
-def _scope_hooks() -> tuple[Callable, Callable]:
-    """Make the hooks around a block's calls between which its operators are marked."""
-    entered: list[Any] = []
-
-    def enter(*_: Any) -> None:
-        entered.append(marks.enter(REGION_OFF))
-
-    def leave(*_: Any) -> None:
-        marks.leave(entered.pop())
-
-    return enter, leave
 
 
 def make_symbol_block_forward(original: Callable) -> Callable:

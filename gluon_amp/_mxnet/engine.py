@@ -88,24 +88,19 @@ def serialize_execution(runner: UpstreamCachedOp | Executor) -> None:
         check_call(_LIB.MXCachedOpRegisterOpHook(runner.handle, _after_each, 0))
 
 
-def waiting(hook: Callable[..., None]) -> Callable[..., None]:
-    """Make a hook of a user's wait for the output first, as :func:`serialize_execution` does."""
-    def report(*told: Any) -> None:
-        wait_for(ctypes.cast(told[-1], NDArrayHandle))
-        hook(*told)
-    return report
-
-
-def readable(hook: Callable[..., None]) -> Callable[..., None]:
-    """Hand arrays in bfloat16, which NumPy cannot read, to a hook of a user's as FP32 ones."""
+def as_callback(hook: Callable[..., None], waits: bool) -> Callback:
+    """Make what C calls of a hook, with FP32 arrays in place of those in bfloat16, which NumPy cannot read."""
+    # One that ``waits`` waits for the output first, as :func:`serialize_execution` does.
     def report(*told: Any) -> None:
         array = array_at(told[-1])  # frees the handle when it goes
+        if waits:
+            wait_for(array.handle)
         if dtype_name(array.dtype) == BFLOAT16:
             with autograd.pause():
                 array = cast_arrays(array, FLOAT32)
         handle, array.handle = array.handle, NDArrayHandle()
         hook(*told[:-1], handle.value)
-    return report
+    return Callback(report)
 
 
 class Program:
@@ -130,7 +125,7 @@ class Program:
 
     def watch(self, seen: Callable[[str, NDArray], None]) -> None:
         """Let a function see the name and the array of every tensor that an operator gives, which is computed then."""
-        self._callback = Callback(waiting(lambda name, _, handle: seen(name.decode(), array_at(handle))))
+        self._callback = as_callback(lambda name, _, handle: seen(name.decode(), array_at(handle)), waits=True)
         self._op._register_op_hook(self._callback)
 
 
@@ -175,32 +170,27 @@ def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int 
     return list(map(of, times))
 
 
-def time_in_both(op: str, attrs: Mapping[str, str], shapes: Sequence[tuple[int, ...]], low: str, training: bool,
-                 rounds: int, device: mx.Context, of: Callable[[Sequence[float]], float] = median
-                 ) -> tuple[float, float]:
-    """Return an operator's median time in FP32 and in low precision, or its least one, measured in turns."""
-    random = np.random.RandomState(0)  # MXNet's own numbers are the program's
-    arrays = [mx.nd.array(random.normal(scale=0.1, size=shape), ctx=device, dtype=FLOAT32) for shape in shapes]
-    runs = [_prepared(op, attrs, arrays, dtype, training) for dtype in (FLOAT32, low)]
-    fp32, lower = interleaved(runs, rounds, of=of)
-    return fp32, lower
+def time_in_both(shape: tuple[int, int, int, int], rounds: int) -> tuple[float, float]:
+    """Return the least time in which a 3x3 convolution of images trains in FP32 and in bfloat16, measured in turns."""
+    fp32, low = interleaved([_step(shape, dtype) for dtype in (FLOAT32, BFLOAT16)], rounds, of=min)
+    return fp32, low
 
 
-def _prepared(op: str, attrs: Mapping[str, str], arrays: Sequence[NDArray], dtype: str,
-              training: bool) -> Callable[[], None]:
-    """Return a call of an operator, and its backward pass; parameters are FP32, and are cast for it."""
-    inputs = [cast_arrays(arrays[0], dtype), *(array.copy() for array in arrays[1:])]
-    first, *parameters = [mx.sym.Variable(f"input{number}") for number in range(len(inputs))]
-    cast = parameters if dtype == FLOAT32 else [mx.sym.amp_cast(each, dtype=dtype) for each in parameters]
-    operation = UpstreamCachedOp(getattr(mx.sym, op)(first, *cast, **attrs),
-                                 [("static_alloc", True), ("static_shape", True)])
-    for array in inputs if training else ():
+def _step(shape: tuple[int, int, int, int], dtype: str) -> Callable[[], None]:
+    """Return a step of training of a convolution, whose weight is FP32, and is cast for it."""
+    random, channels = np.random.RandomState(0), shape[1]  # MXNet's own numbers are the program's
+    data, weight = (mx.nd.array(random.normal(scale=0.1, size=size), ctx=mx.cpu(), dtype=FLOAT32)
+                    for size in (shape, (channels, channels, 3, 3)))
+    inputs, given = [cast_arrays(data, dtype), weight], mx.sym.Variable("weight")
+    result = mx.sym.Convolution(mx.sym.Variable("data"), given if dtype == FLOAT32 else mx.sym.amp_cast(
+        given, dtype=dtype), kernel=(3, 3), pad=(1, 1), num_filter=channels, no_bias=True)
+    operation = UpstreamCachedOp(result, [("static_alloc", True), ("static_shape", True)])
+    for array in inputs:
         array.attach_grad()
 
     def run() -> None:
-        with autograd.record() if training else autograd.pause():
-            result = operation(*inputs)
-        if training:
-            result.backward()
+        with autograd.record():
+            made = operation(*inputs)
+        made.backward()
         mx.nd.waitall()
     return run

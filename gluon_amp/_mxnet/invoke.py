@@ -37,14 +37,12 @@ def registered_operators() -> Mapping[str, str]:
     # other.
     size, array = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
     check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(array)))
-    names = [py_str(array[i]) for i in range(size.value)]
-    return {name: _registered_name(name) for name in names if not name.startswith(_OWN)}
-
-
-def _registered_name(name: str) -> str:
-    registered = ctypes.c_char_p()
-    check_call(_LIB.MXSymbolGetAtomicSymbolName(ctypes.c_void_p(handle_of(name)), ctypes.byref(registered)))
-    return py_str(registered.value)
+    known, registered = {}, ctypes.c_char_p()
+    for name in (py_str(array[i]) for i in range(size.value)):
+        if not name.startswith(_OWN):
+            check_call(_LIB.MXSymbolGetAtomicSymbolName(ctypes.c_void_p(handle_of(name)), ctypes.byref(registered)))
+            known[name] = py_str(registered.value)
+    return known
 
 
 def is_registered(name: str) -> bool:
@@ -103,17 +101,10 @@ def invoke(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], is_np_o
     return run_operator(register._imperative_invoke, op, inputs, attrs, None, is_np_op, output_is_list=True)
 
 
-class _Failed(threading.local):
-    """The callbacks that raised something in this thread since its last backward pass."""
-
-    def __init__(self) -> None:
-        self.callbacks: set[Callback] = set()
-
-
 class Callback:
     """A function that C calls: ctypes prints what it raises and goes on, here the first error is kept."""
 
-    _failed = _Failed()
+    _failed = threading.local()  # the callbacks that raised something in this thread since its last backward pass
 
     def __init__(self, function: Callable[..., None]):
         self._function = function
@@ -125,7 +116,7 @@ class Callback:
                 self._function(*arguments)
             except BaseException as error:  # Ctrl-C, too
                 self._error = error
-                self._failed.callbacks.add(self)
+                vars(self._failed).setdefault("callbacks", set()).add(self)
 
     def check(self) -> None:
         """Raise the error that was kept: for behind the call that called back."""
@@ -136,8 +127,7 @@ class Callback:
     @classmethod
     def check_all(cls) -> None:
         """Do so for those of this thread: for behind a backward pass, which calls back for any network."""
-        failed, cls._failed.callbacks = cls._failed.callbacks, set()
-        for one in failed:
+        for one in vars(cls._failed).pop("callbacks", ()):
             one.check()
 
 

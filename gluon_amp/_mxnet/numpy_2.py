@@ -23,13 +23,7 @@ def mend() -> None:
 
 
 def _written(value: Any) -> str:
-    """Write an attribute of an operator: NumPy 2 writes ``(np.int64(2),)`` for a tuple that holds one of its numbers.
-
-    Examples
-    --------
-    >>> _written((np.int64(2), 3))
-    '(2, 3)'
-    """
+    """Write an attribute of an operator: NumPy 2 writes ``(np.int64(2),)`` for a tuple of one of its numbers."""
     return str(_plain(value))
 
 

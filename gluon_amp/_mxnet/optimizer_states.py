@@ -8,7 +8,7 @@ import io
 import json
 import pickle
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Iterable, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -101,62 +101,46 @@ class _Reader:
     """Turns JSON into the value it was written of."""
 
     def __init__(self, arrays: list[bytes], classes: Mapping[str, type]):
-        self.arrays = arrays
-        self.classes = classes
+        self.arrays, self.classes = arrays, classes
         self._seen: list[Any] = []
-        self._kinds: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
-            "array": self._array, "numbers": self._numbers, "list": self._list, "tuple": self._tuple,
-            "dict": self._dict, "object": self._object, "dtype": lambda tree, number: np.dtype(tree["dtype"]).type}
 
     def value(self, tree: Any) -> Any:
         """Return the value of a part of the tree."""
         if not isinstance(tree, dict):
             return tree
-        if "same" in tree:
-            return self._seen[tree["same"]]
-        number = len(self._seen)
+        kind, number = next(iter(tree)), len(self._seen)
+        if kind == "same":
+            return self._seen[tree[kind]]
         self._seen.append(None)
-        self._seen[number] = self._kinds[next(iter(tree))](tree, number)
-        return self._seen[number]
-
-    def _array(self, tree: Mapping[str, Any], number: int) -> NDArray:
-        made = mx.np.ndarray(None) if tree["numpy_style"] else mx.nd.NDArray(None)
-        made.__setstate__({"handle": bytearray(self.arrays[tree["array"]])})
+        made = self._seen[number] = self._made(kind, tree)  # what it holds may refer to it
+        if kind == "list":
+            made.extend(map(self.value, tree["list"]))
+        elif kind == "tuple":
+            made = self._seen[number] = tuple(map(self.value, tree["tuple"]))
+        elif kind == "dict":
+            made.update((self.value(key), self.value(item)) for key, item in tree["dict"])
+        elif kind == "object":
+            getattr(made, "__setstate__", vars(made).update)(self.value(tree["state"]))
         return made
 
-    def _numbers(self, tree: Mapping[str, Any], number: int) -> Any:
-        dtype = np.dtype(tree["dtype"])
-        if dtype.kind not in "biuf":
-            raise ValueError(f"a file may hold arrays of numbers, not of {dtype}")
-        numbers = np.frombuffer(self.arrays[tree["numbers"]], dtype).reshape(tree["shape"]).copy()
-        return numbers[()] if tree["scalar"] else numbers
-
-    def _list(self, tree: Mapping[str, Any], number: int) -> list:
-        made = self._seen[number] = []
-        made.extend(self.value(item) for item in tree["list"])
-        return made
-
-    def _tuple(self, tree: Mapping[str, Any], number: int) -> tuple:
-        return tuple(self.value(item) for item in tree["tuple"])
-
-    def _dict(self, tree: Mapping[str, Any], number: int) -> dict:
-        made = self._seen[number] = {}
-        made.update((self.value(key), self.value(item)) for key, item in tree["dict"])
-        return made
-
-    def _object(self, tree: Mapping[str, Any], number: int) -> Any:
-        kind = self.classes.get(tree["object"])
-        if kind is None:
-            raise ValueError(f"the file holds an object of the class {tree['object']}, which is not an "
-                             "optimizer or scheduler of MXNet: name your own classes in classes=[...]")
-        made: Any = object.__new__(kind)
-        self._seen[number] = made
-        state = self.value(tree["state"])
-        if hasattr(made, "__setstate__"):
-            made.__setstate__(state)
-        else:
-            made.__dict__.update(state)
-        return made
+    def _made(self, kind: str, tree: Mapping[str, Any]) -> Any:
+        """Make a value, but for what it holds."""
+        if kind == "array":
+            made = mx.np.ndarray(None) if tree["numpy_style"] else mx.nd.NDArray(None)
+            made.__setstate__({"handle": bytearray(self.arrays[tree["array"]])})
+            return made
+        if kind == "numbers":
+            dtype = np.dtype(tree["dtype"])
+            if dtype.kind not in "biuf":
+                raise ValueError(f"a file may hold arrays of numbers, not of {dtype}")
+            numbers = np.frombuffer(self.arrays[tree["numbers"]], dtype).reshape(tree["shape"]).copy()
+            return numbers[()] if tree["scalar"] else numbers
+        if kind == "object":
+            if tree["object"] not in self.classes:
+                raise ValueError(f"the file holds an object of the class {tree['object']}, which is not an "
+                                 "optimizer or scheduler of MXNet: name your own classes in classes=[...]")
+            return object.__new__(self.classes[tree["object"]])
+        return np.dtype(tree["dtype"]).type if kind == "dtype" else {"list": [], "tuple": None, "dict": {}}[kind]
 
 
 _ALLOWED: tuple[Any, ...] = (
@@ -181,9 +165,8 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the class or function that a pickle names, if it is allowed."""
-        module = module.replace("numpy._core", "numpy.core") if (module, name) in _MAKERS else module
         if (module, name) in _MAKERS:
-            return super().find_class(module, name)
+            return super().find_class(module.replace("numpy._core", "numpy.core"), name)
         allowed = self._classes.get((module, name), _FUNCTIONS.get((module, name)))
         if allowed is None:
             raise pickle.UnpicklingError(

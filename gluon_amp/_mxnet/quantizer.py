@@ -10,7 +10,6 @@ from mxnet.ndarray import NDArray
 
 from .arrays import values_of
 
-_FUSION = "MKLDNN_QUANTIZE"
 _TYPE = "auto"  # unsigned where the range of a tensor has no negative values
 _BINS = 8001
 _MOST = 2 * _BINS
@@ -18,7 +17,7 @@ _MOST = 2 * _BINS
 
 def fused(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Let oneDNN fuse layers with what comes behind them, in FP32 or in INT8."""
-    return symbol.get_backend_symbol(_FUSION)
+    return symbol.get_backend_symbol("MKLDNN_QUANTIZE")
 
 
 def quantized(symbol: mx.sym.Symbol, kept: Sequence[str], parameters: Sequence[str]) -> mx.sym.Symbol:

@@ -16,7 +16,7 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 from ..context import ContextStack
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 from ..errors import GraphError
-from ..graph import Entry, Graph, Node, inline_cached_ops
+from ..graph import Entry, Graph, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS, region, region_mark
 from .invoke import handle_of
 
@@ -80,11 +80,6 @@ def make_symbol_creator(original: Callable) -> Callable:
 _MARK = f'"{REGION}"'  # in the text of a symbol
 
 
-def has_marks(symbol: mx.sym.Symbol) -> bool:
-    """Tell whether operators of a symbol, or of its loops and branches, were made in regions."""
-    return _MARK in text_of(symbol)
-
-
 def unmarked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Return a symbol without the marks of regions."""
     text = text_of(symbol)
@@ -95,27 +90,19 @@ def unmarked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     return from_graph(graph, symbol)
 
 
-def make_tojson(original: Callable) -> Callable:
-    """Make the function that takes the place of ``Symbol.tojson``: marks of this process are nobody else's."""
+def make_written(original: Callable) -> Callable:
+    """Make what takes the place of ``Symbol.tojson`` or ``Symbol.save``: marks of this process are nobody else's."""
     @functools.wraps(original)
-    def tojson(symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> str:
-        return original(unmarked(symbol), remove_amp_cast)
-    return tojson
-
-
-def make_save(original: Callable) -> Callable:
-    """Make the function that takes the place of ``Symbol.save``, likewise."""
-    @functools.wraps(original)
-    def save(symbol: mx.sym.Symbol, fname: Any, remove_amp_cast: bool = True) -> None:
-        original(unmarked(symbol), fname, remove_amp_cast)
-    return save
+    def written(symbol: mx.sym.Symbol, *args: Any, **kwargs: Any) -> Any:
+        return original(unmarked(symbol), *args, **kwargs)
+    return written
 
 
 class _Unmarked:
     """A symbol whose text and files leave the marks of regions out, also after AMP was switched off."""
 
     __slots__ = ()
-    tojson, save = make_tojson(_tojson), make_save(_save)
+    tojson, save = make_written(_tojson), make_written(_save)
 
 
 def _of_both_kinds(mixin: type, name: str) -> tuple[type, type]:
@@ -130,7 +117,7 @@ _TracedSymbol, _TracedNumpySymbol = _of_both_kinds(_Unmarked, "_Traced{}Symbol")
 
 def keep_marks(symbol: mx.sym.Symbol) -> bool:
     """Keep the marks of regions in a block's symbol, and out of what is written of it; tell whether there are any."""
-    if not has_marks(symbol):
+    if _MARK not in text_of(symbol):
         return False
     traced = {mx.sym.Symbol: _TracedSymbol, NumpySymbol: _TracedNumpySymbol}
     symbol.__class__ = traced.get(type(symbol), type(symbol))
@@ -228,43 +215,33 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
     nodes = graph.nodes()
     # Symbol.get_internals leaves out hidden outputs: make a symbol whose outputs are all tensors.
     entries = [Entry(node, index) for node in nodes for index in range(node.num_outputs)]
-    with _typed_variables(nodes, dtypes):
+    # infer_type does not take bfloat16: for as long as the symbol is made it is written on the variables.
+    before = [(node, node.attrs) for node in nodes if node.is_variable and dtypes.get(node.name) == BFLOAT16]
+    try:
+        for node, attrs in before:
+            node.attrs = {**attrs, DTYPE: str(TYPE_FLAGS[BFLOAT16])}
         everything = from_graph(Graph(entries, graph.attrs), symbol)
+    finally:
+        for node, attrs in before:
+            node.attrs = attrs
     types = _infer(everything.infer_type_partial, {name: dtype for name, dtype in dtypes.items() if dtype != BFLOAT16})
-    inferred = _inferred_shapes(everything, nodes, dict(shapes or {}))
+    given = dict(shapes or {})
+    try:
+        inferred = _infer(everything.infer_shape_partial, given)
+    except mx.MXNetError:
+        if all(node.name in given for node in nodes if node.is_variable):
+            raise
+        # Some operators refuse inputs of unknown shape: what is left is what was given.
+        inferred = [given.get(node.name) for node in nodes for _ in range(node.num_outputs)]
     known_types, known_shapes = iter(types or [None] * len(entries)), iter(inferred or [None] * len(entries))
     for node in nodes:
         node.dtypes = [dtype_name(next(known_types)) for _ in range(node.num_outputs)]
         node.shapes = [known_shape(next(known_shapes)) for _ in range(node.num_outputs)]
 
 
-@contextmanager
-def _typed_variables(nodes: Sequence[Node], dtypes: Mapping[str, str]) -> Iterator[None]:
-    """Write the type on bfloat16 variables during the body, because infer_type does not take bfloat16."""
-    before = [(node, node.attrs) for node in nodes if node.is_variable and dtypes.get(node.name) == BFLOAT16]
-    for node, attrs in before:
-        node.attrs = {**attrs, DTYPE: str(TYPE_FLAGS[BFLOAT16])}
-    try:
-        yield
-    finally:
-        for node, attrs in before:
-            node.attrs = attrs
-
-
 def _infer(method: Any, known: Mapping[str, Any]) -> Sequence[Any]:
     inferred = method(**known)[1]
     return inferred if inferred is not None else []
-
-
-def _inferred_shapes(everything: mx.sym.Symbol, nodes: Sequence[Node],
-                     shapes: dict[str, tuple[int, ...]]) -> Sequence[Shape]:
-    try:
-        return _infer(everything.infer_shape_partial, shapes)
-    except mx.MXNetError:
-        if all(node.name in shapes for node in nodes if node.is_variable):
-            raise
-        # Some operators refuse inputs of unknown shape: what is left is what was given.
-        return [shapes.get(node.name) for node in nodes for _ in range(node.num_outputs)]
 
 
 def of_inputs(symbol: mx.sym.Symbol, inferred: Sequence[Any]) -> dict[str, Any]:

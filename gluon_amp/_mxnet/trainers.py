@@ -95,7 +95,7 @@ def check_gradients(trainer: gluon.Trainer, check: Check | None = None) -> Calla
     gradients = [gradient for parameter in trainer._params if has_gradient(parameter) for gradient in parameter._grad]
     known, groups = _grouped.get(trainer, ((), ()))
     if len(known) != len(gradients) or not all(map(operator.is_, known, gradients)):
-        groups = tuple(grouped(_gradients(trainer)))
+        groups = tuple(grouped(gradient for _, gradient in named_gradients(trainer)))
         if all(gradient.stype == "default" for gradient in gradients):
             _grouped[trainer] = gradients, groups
     return begin_check(groups, check)
@@ -104,7 +104,7 @@ def check_gradients(trainer: gluon.Trainer, check: Check | None = None) -> Calla
 def gradient_norm(trainer: gluon.Trainer) -> float:
     """Return the 2-norm of all gradients of the first context, as they are."""
     first = trainer._contexts[0] if trainer._contexts else None
-    return norm(gradient for gradient in _gradients(trainer) if gradient.context == first)
+    return norm(gradient for _, gradient in named_gradients(trainer) if gradient.context == first)
 
 
 def non_finite_parameters(trainer: gluon.Trainer) -> list[str]:
@@ -130,26 +130,12 @@ def has_gradient(parameter: gluon.Parameter) -> bool:
     return parameter.grad_req != "null" and parameter._grad is not None
 
 
-def has_gradients(trainer: gluon.Trainer) -> bool:
-    """Tell whether any parameter has a gradient."""
-    return next(_gradients(trainer), None) is not None
-
-
-def _gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
-    return (gradient for _, gradient in named_gradients(trainer))
-
-
 def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:
     """Yield a parameter's gradients to read; of row-sparse ones a copy of the stored rows."""
     for gradient in parameter.list_grad() if has_gradient(parameter) else ():
         values = gradient if gradient.stype == "default" else gradient.data
         if values.size:
             yield values.as_nd_ndarray()  # multi-tensor operators refuse NumPy-style arrays
-
-
-def known_stores() -> list[str]:
-    """Return the names of KVStores that Python code has registered."""
-    return sorted(KVStoreBase.kv_registry)
 
 
 def store_of(trainer: gluon.Trainer) -> str | KVStoreBase | None:
@@ -180,8 +166,8 @@ def process_set(trainer: gluon.Trainer) -> Any:
 
 def gradients(trainer: gluon.Trainer) -> list[list[NDArray]]:
     """Return for each parameter its gradient on each context; an empty list for parameters without gradient."""
-    return [[_plain(gradient) for gradient in parameter.list_grad()] if has_gradient(parameter) else []
-            for parameter in trainer._params]
+    return [[gradient.as_nd_ndarray() if gradient.stype == "default" else gradient
+             for gradient in parameter.list_grad()] if has_gradient(parameter) else [] for parameter in trainer._params]
 
 
 def accumulates(trainer: gluon.Trainer) -> list[bool]:
@@ -251,10 +237,6 @@ def mark_fresh(trainer: gluon.Trainer, flags: Sequence[Sequence[bool]], value: b
 
 def _data(parameter: gluon.Parameter) -> list[NDArray]:
     return parameter.list_data() if has_gradient(parameter) else []
-
-
-def _plain(array: NDArray) -> NDArray:
-    return array.as_nd_ndarray() if array.stype == "default" else array
 
 
 def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
@@ -334,10 +316,8 @@ def load_optimizer_states(trainer: gluon.Trainer, read: Callable[[], Any]) -> Ca
 
 
 def _count_alike(optimizer: Optimizer, devices: Iterable[Context]) -> None:
-    """Let an optimizer count on as before on devices that it was not saved with.
-
-    MXNet begins at 0 there, and the copies of a weight drift apart: Adam's steps depend on the count.
-    """
+    """Let an optimizer count on as before on devices that it was not saved with."""
+    # MXNet begins at 0 there, and the copies of a weight drift apart: Adam's steps depend on the count.
     counts = optimizer._all_index_update_counts
     most: dict[Any, int] = {}
     for of_device in counts.values():

@@ -15,25 +15,19 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import LAMB, NAG, SGD, Adam, Optimizer, Updater
 
-_USERS_CHOICE = "MXNET_OPTIMIZER_AGGREGATION_SIZE"
-
 Update = Tuple[int, NDArray, NDArray]  # index, gradient, weight
 Native = Optional[Callable[..., None]]
 
 
 def speed_up(trainer: gluon.Trainer, native: Native = None) -> None:
     """Let a trainer on CPUs update in less time; the user's own aggregation size stays in force."""
-    if _USERS_CHOICE in os.environ or any(context.device_type == "gpu" for context in trainer._contexts or ()):
+    if "MXNET_OPTIMIZER_AGGREGATION_SIZE" in os.environ or any(
+            context.device_type == "gpu" for context in trainer._contexts or ()):
         return
-    trainer._updaters = [_successor(updater, native) if type(updater) is Updater else updater
-                         for updater in trainer._updaters]
-
-
-def _successor(updater: Updater, native: Native) -> _CpuUpdater:
-    made = _CpuUpdater(updater.optimizer)
-    made.__dict__.update(updater.__dict__)
-    made.native = native
-    return made
+    for number, updater in enumerate(trainer._updaters):
+        if type(updater) is Updater:
+            trainer._updaters[number] = made = _CpuUpdater(updater.optimizer)
+            made.__dict__.update(vars(updater), native=native)
 
 
 @contextmanager
@@ -92,7 +86,8 @@ class _CpuUpdater(Updater):
         """Return the updates for one call in C++, and the others; sorted again only for other arrays: that is slow."""
         given = [item for items in update for item in items]
         known, in_one_call, others = self._known
-        if len(known) != len(given) or not all(map(_same, known, given)):
+        if len(known) != len(given) or not all(one is other or (isinstance(other, int) and one == other)
+                                               for one, other in zip(known, given)):
             in_one_call, others = [], []
             for index, grad, weight in zip(*update):
                 (in_one_call if _is_plain(grad, weight) else others).append((index, grad, weight))
@@ -138,10 +133,6 @@ class _CpuUpdater(Updater):
         return self.states[index]
 
 
-def _same(known: Any, given: Any) -> bool:
-    return known is given or (isinstance(given, int) and known == given)
-
-
 def _copied(state: Any) -> Any:
     return tuple(map(_copied, state)) if isinstance(state, tuple) else None if state is None else state.copy()
 
@@ -152,15 +143,6 @@ def _is_plain(grad: NDArray, weight: NDArray) -> bool:
                                       for array in (grad, weight))
 
 
-def _sgd(optimizer: SGD, indices: Sequence[int], has_states: bool) -> tuple[str, list[float]]:
-    # As MXNet's SGD updates several weights: momentum that is switched off for a while leaves the states alone.
-    return "sgd_momentum" if has_states and optimizer.momentum > 0 else "sgd", optimizer._get_lrs(indices)
-
-
-def _nag(optimizer: NAG, indices: Sequence[int], has_states: bool) -> tuple[str, list[float]]:
-    return "nag" if has_states else "sgd", optimizer._get_lrs(indices)
-
-
 def _adam(optimizer: Adam, indices: Sequence[int], has_states: bool) -> tuple[str, list[float]]:
     """Return the rates with the correction of the means' bias, as MXNet's Adam hands them to its operator."""
     steps = [optimizer._index_update_count[index] for index in indices]
@@ -168,15 +150,16 @@ def _adam(optimizer: Adam, indices: Sequence[int], has_states: bool) -> tuple[st
                     for lr, step in zip(optimizer._get_lrs(indices), steps)]
 
 
-def _as_it_is(kind: str) -> Callable[[Optimizer, Sequence[int], bool], tuple[str, list[float]]]:
-    return lambda optimizer, indices, has_states: (kind, optimizer._get_lrs(indices))
-
-
 Rule = Callable[[Any, Sequence[int], bool], Tuple[str, List[float]]]
 # The operator that updates weights, and their learning rates, after the optimizer has counted the update.
-_RULES: dict[type, Rule] = {SGD: _sgd, NAG: _nag, Adam: _adam, LAMB: _as_it_is("lamb")}
+_RULES: dict[type, Rule] = {
+    # As MXNet's SGD updates several weights: momentum that is switched off for a while leaves the states alone.
+    SGD: lambda optimizer, indices, has_states: (
+        "sgd_momentum" if has_states and optimizer.momentum > 0 else "sgd", optimizer._get_lrs(indices)),
+    NAG: lambda optimizer, indices, has_states: ("nag" if has_states else "sgd", optimizer._get_lrs(indices)),
+    Adam: _adam, LAMB: lambda optimizer, indices, has_states: ("lamb", optimizer._get_lrs(indices))}
 # GluonNLP's Adam with decoupled weight decay, known by name: it need not be installed.
-_BERT_ADAM, _bert_adam = ("gluonnlp.optimizer.bert_adam", "BERTAdam"), _as_it_is("adamw")
+_BERT_ADAM = "gluonnlp.optimizer.bert_adam", "BERTAdam"
 _BETAS = ("beta1", "beta2", "epsilon")
 _OPTIONS = {"sgd": (), "sgd_momentum": ("momentum",), "nag": ("momentum",), "adam": _BETAS, "adamw": _BETAS,
             "lamb": (*_BETAS, "bias_correction")}
@@ -188,4 +171,5 @@ def _rule_of(optimizer: Optimizer) -> Rule | None:
     if (kind.__module__, kind.__name__) != _BERT_ADAM:
         return _RULES.get(kind)
     rescale = optimizer.rescale_grad  # an array once GluonNLP has updated some weights of the step
-    return _bert_adam if isinstance(rescale, float) and math.isfinite(rescale) and rescale else None
+    is_plain = isinstance(rescale, float) and math.isfinite(rescale) and rescale
+    return (lambda optimizer, indices, _: ("adamw", optimizer._get_lrs(indices))) if is_plain else None

@@ -33,18 +33,12 @@ from .running_stats import noting_invocations
 
 _NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
 _MOST_DIMENSIONS = 6  # of the arrays that amp_cast takes
-_COPIES = {"_copyto", "_npi_copyto"}
 _FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
 
 
 def is_low(value: Any, policy: EagerPolicy) -> bool:
     """Tell whether a value is a dense array of the policy's low-precision type."""
     return isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray) and flag_of(value) == policy.flag
-
-
-def _is_castable(array: NDArray) -> bool:
-    """Tell whether amp_cast takes an array."""
-    return not isinstance(array, BaseSparseNDArray) and array.ndim <= _MOST_DIMENSIONS and array.size > 0
 
 
 def returns_fp32(arguments: Sequence[Any]) -> bool:
@@ -208,7 +202,9 @@ class _Applier(NamedTuple):
             return self.invoke(*call)
         changed = [i for i, flag in enumerate(flags) if flag != wanted[i]]
         lowers = self.policy.flag in wanted
-        if not (changed or lowers) or not all(_is_castable(call.inputs[i]) for i in changed):
+        castable = (not isinstance(array, BaseSparseNDArray) and array.ndim <= _MOST_DIMENSIONS and array.size > 0
+                    for array in map(call.inputs.__getitem__, changed))
+        if not (changed or lowers) or not all(castable):
             return self.invoke(*call)
         caster = Caster(self.invoke, self.policy, call.is_np_op)
         inputs = list(call.inputs)
@@ -216,7 +212,8 @@ class _Applier(NamedTuple):
             fragile = i == 1 and operator.name == "Convolution" and any(
                 key == "num_group" and int(value) > 1 for key, value in zip(call.keys, call.values))
             inputs[i] = caster.input_cast(inputs[i], wanted[i], fragile)
-        if operator.name in _COPIES and call.out is not None:  # it has no type of its own, and converts to any
+        # A copy has no type of its own, and converts to any.
+        if operator.name in ("_copyto", "_npi_copyto") and call.out is not None:
             return self.invoke(*call._replace(inputs=inputs))
         lowered = call._replace(inputs=inputs, out=None)
         try:

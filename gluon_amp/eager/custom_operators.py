@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import UserDict
 from typing import Any, Callable, Mapping
 
 import mxnet as mx
@@ -15,47 +16,25 @@ from .._mxnet.arrays import flag_of
 from ..graph.attrs import LOW_FLAGS, parameters
 from ..state.in_force import in_force, under
 
-_METHODS = ("forward", "backward")
 _KEPT = "_amp_kept_in_fp32"
 
 
-class _References:
+class References(UserDict):
     """MXNet's references to custom operators, by number; operators that are added are kept in FP32."""
 
     def __init__(self, entries: dict[int, Any]):
-        self._entries = entries
+        super().__init__()
+        self.data = entries
 
     def __setitem__(self, number: int, value: Any) -> None:
         if isinstance(value, CustomOpProp):
             _thread.latest = value
             value.infer_storage_type_backward = _with_known_storage(value.infer_storage_type_backward)
         if isinstance(value, CustomOp) and not hasattr(value, _KEPT):  # a script may return one again and again
-            for name in _METHODS:
+            for name in ("forward", "backward"):
                 setattr(value, name, _in_fp32(getattr(value, name)))
             setattr(value, _KEPT, True)
-        self._entries[number] = value
-
-    def __getitem__(self, number: int) -> Any:
-        return self._entries[number]
-
-    def __delitem__(self, number: int) -> None:
-        del self._entries[number]
-
-
-class _Registry:
-    """Stands before MXNet's registry of custom operators."""
-
-    def __init__(self, original: Any):
-        vars(self).update(original=original, ref_holder=_References(original.ref_holder))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["original"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(vars(self)["original"], name, value)
-
-
-make_registry = _Registry
+        self.data[number] = value
 
 
 class _Thread(threading.local):

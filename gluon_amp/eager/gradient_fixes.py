@@ -7,7 +7,7 @@ gradient penalties: layers that MXNet could differentiate twice stay as they are
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 from mxnet import autograd
 from mxnet.ndarray import NDArray
@@ -26,22 +26,12 @@ NOT_TWICE = ("AMP is on, and MXNet differentiates neither casts nor operators in
 TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot", *FP32_ACTIVATIONS))
 
 
-class _Operand(NamedTuple):
-    """An array, as far as steps depend on it."""
-
-    asked: bool  # whether its gradient is asked for
-    has_gradient: bool  # whether it has a buffer for it
-    dtype: str | None  # None of sparse ones
-    shape: tuple[int, ...]
-
-
-class _Step(NamedTuple):
-    """One of the operators that run in place of a call."""
-
-    handle: int
-    operands: Sequence[tuple[int, int]]  # inputs of the call and steps, in one count, and which of their outputs
-    keys: Sequence[str]
-    values: Sequence[str]
+# An array, as far as steps depend on it: whether its gradient is asked for, and has a buffer; its type, None of sparse
+# ones, and its shape.
+_Operand = Tuple[bool, bool, Optional[str], Tuple[int, ...]]
+# One of the operators that run in place of a call: its handle; inputs of the call and steps, in one count, and which of
+# their outputs; the names and values of its attributes.
+_Step = Tuple[int, Sequence[Tuple[int, int]], Sequence[str], Sequence[str]]
 
 
 def make_fixing_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
@@ -70,13 +60,13 @@ def _run(op: str, invoke: Invoke, call: Invocation, behind_casts: bool) -> Any:
     steps = _fixed(op, call, behind_casts)
     if not steps:
         return invoke(*call)
-    made = [[array] for array in call.inputs]
-    for step in steps[:-1]:
-        operands = [made[number][output] for number, output in step.operands]
-        made.append(invoke(step.handle, operands, step.keys, step.values, None, call.is_np_op, True))
-    last = steps[-1]
-    operands = [made[number][output] for number, output in last.operands]
-    return invoke(last.handle, operands, last.keys, last.values, call.out, call.is_np_op, call.output_is_list)
+    made: list[Any] = [[array] for array in call.inputs]
+    for step in steps:
+        handle, operands, keys, values = step
+        out, is_list = (call.out, call.output_is_list) if step is steps[-1] else (None, True)
+        arrays = [made[number][output] for number, output in operands]
+        made.append(invoke(handle, arrays, keys, values, out, call.is_np_op, is_list))
+    return made[-1]
 
 
 def _fixed(op: str, call: Invocation, behind_casts: bool) -> Sequence[_Step]:
@@ -90,8 +80,8 @@ def _fixed(op: str, call: Invocation, behind_casts: bool) -> Sequence[_Step]:
     evaluates = not autograd.is_training()
     if not is_call_concerned(op, len(call.inputs), is_asked, evaluates, behind_casts):
         return ()
-    operands = tuple(_Operand(is_asked(i), array.grad is not None, None if isinstance(array, BaseSparseNDArray) else
-                              dtype_name(array.dtype), array.shape) for i, array in enumerate(call.inputs))
+    operands = tuple((is_asked(i), array.grad is not None, None if isinstance(array, BaseSparseNDArray) else
+                      dtype_name(array.dtype), array.shape) for i, array in enumerate(call.inputs))
     return _steps(op, tuple(call.attrs().items()), operands, evaluates, behind_casts)
 
 
@@ -99,15 +89,15 @@ def _fixed(op: str, call: Invocation, behind_casts: bool) -> Sequence[_Step]:
 def _steps(op: str, attrs: tuple[tuple[str, str], ...], operands: tuple[_Operand, ...], evaluates: bool,
            behind_casts: bool) -> Sequence[_Step]:
     # A user's own array is a variable, and has a gradient where one is asked for.
-    inputs = [Node(VARIABLE if each.has_gradient or not each.asked else "computed", str(position), dtypes=[each.dtype],
-                   shapes=[each.shape]) for position, each in enumerate(operands)]
-    graph = fixed_call(op, dict(attrs), inputs, lambda position: operands[position].asked, evaluates, behind_casts)
+    inputs = [Node(VARIABLE if has_gradient or not asked else "computed", str(position), dtypes=[dtype], shapes=[shape])
+              for position, (asked, has_gradient, dtype, shape) in enumerate(operands)]
+    graph = fixed_call(op, dict(attrs), inputs, lambda position: operands[position][0], evaluates, behind_casts)
     if graph is None:
         return ()
     made = [node for node in graph.nodes() if node.inputs]
     number = {id(node): position for position, node in enumerate([*inputs, *made])}
-    return [_Step(handle_of(node.op), [(number[id(entry.node)], entry.output) for entry in node.inputs],
-                  list(node.attrs), list(node.attrs.values())) for node in made]
+    return [(handle_of(node.op), [(number[id(entry.node)], entry.output) for entry in node.inputs],
+             list(node.attrs), list(node.attrs.values())) for node in made]
 
 
 def are_recorded(data: Sequence[Any]) -> bool:

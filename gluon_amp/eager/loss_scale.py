@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from functools import partial
+from typing import Any, Callable, Iterator, Mapping, Sequence
 from weakref import WeakKeyDictionary, WeakSet
 
 import mxnet as mx
@@ -33,13 +34,6 @@ _FLOATS = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
 _MARK = "__amp_loss_scale__"  # on the operators that scale losses
 
 
-class _Passes(NamedTuple):
-    """Counts of backward passes."""
-
-    scaled: int = 0  # of losses that all carry a scale other than 1
-    others: int = 0
-
-
 class _LossScale:
     """The scales of the backward passes since AMP was switched on, and of the one that is under way."""
 
@@ -50,10 +44,10 @@ class _LossScale:
 
     def forget(self) -> None:
         """Begin anew."""
-        self.passes = _Passes()
+        self.passes = 0, 0  # backward passes of losses that all carry a scale other than 1, and others
         self._any = False  # whether a loss was scaled at all
         self._latest = 1.0  # the scale of the latest scaled loss whose gradients were computed
-        self._at_update: WeakKeyDictionary[Trainer, _Passes] = WeakKeyDictionary()
+        self._at_update: WeakKeyDictionary[Trainer, tuple[int, int]] = WeakKeyDictionary()
         self._told: WeakSet[Trainer] = WeakSet()
         self._read = False  # whether the scale has been read since the last backward pass
         self._out_of_reach = ""  # an operator since then whose gradient cannot carry the scale
@@ -96,9 +90,9 @@ class _LossScale:
     def _count(self, scales: Sequence[set[float]]) -> None:
         scaled, others = self.passes
         if scales and all(scales):
-            self.passes, self._latest = _Passes(scaled + 1, others), max(max(each) for each in scales)
+            self.passes, self._latest = (scaled + 1, others), max(map(max, scales))
         else:
-            self.passes = _Passes(scaled, others + 1)
+            self.passes = scaled, others + 1
 
     def _checked(self, scales: set[float]) -> float:
         """Return the scale of a backward pass; raise StateError where an operator's own gradient cannot carry it."""
@@ -135,9 +129,9 @@ class _LossScale:
         """Warn when an update is about to apply gradients with a scale that the trainer does not divide out."""
         # MXNet does not tell where a gradient comes from. It is certain where all backward passes since the trainer's
         # last update were of scaled losses; a trainer with losses of its own beside them is never warned of.
-        before = self._at_update.get(trainer, _Passes())
+        scaled, others = self._at_update.get(trainer, (0, 0))
         self._at_update[trainer] = self.passes
-        if before.others != self.passes.others or before.scaled == self.passes.scaled or trainer in self._told:
+        if others != self.passes[1] or scaled == self.passes[0] or trainer in self._told:
             return
         scaler = trainers.attached(trainer)
         if getattr(scaler, "is_scaled", False) or getattr(scaler, "loss_scale", 1.0) != 1.0:
@@ -171,18 +165,16 @@ def _scales_behind(head: NDArray, is_asked_for_all: bool) -> set[float]:
 
 def scaled_invocations() -> Mapping[int, Callable[[Invoke, Invocation], Any]]:
     """Return how to run imperative calls of operators that make their own gradient, by their handles."""
-    return {handle_of(op): _make_run(op) for op in (*WITH_OWN_GRADIENT, CUSTOM)}
+    return {handle_of(op): partial(_run, op) for op in (*WITH_OWN_GRADIENT, CUSTOM)}
 
 
-def _make_run(op: str) -> Callable[[Invoke, Invocation], Any]:
-    def run(invoke: Invoke, call: Invocation) -> Any:
-        count = inputs_with_own_gradient(call.attrs()) if op == CUSTOM else 1
-        inputs = [_times_scale(invoke, array, call, op) if i < count else array for i, array in enumerate(call.inputs)]
-        result = invoke(*call._replace(inputs=inputs))
-        if op != ADDS_GRADIENT or call.out is not None:
-            return result
-        return _with_scale(invoke, "broadcast_div", result, call.is_np_op)
-    return run
+def _run(op: str, invoke: Invoke, call: Invocation) -> Any:
+    count = inputs_with_own_gradient(call.attrs()) if op == CUSTOM else 1
+    inputs = [_times_scale(invoke, array, call, op) if i < count else array for i, array in enumerate(call.inputs)]
+    result = invoke(*call._replace(inputs=inputs))
+    if op != ADDS_GRADIENT or call.out is not None:
+        return result
+    return _with_scale(invoke, "broadcast_div", result, call.is_np_op)
 
 
 def _times_scale(invoke: Invoke, array: NDArray, call: Invocation, op: str) -> NDArray:

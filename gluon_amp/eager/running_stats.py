@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Callable, Iterable, Mapping, Sequence, Tuple
 from weakref import WeakSet
@@ -168,20 +169,18 @@ running_stats = _RunningStats()
 def noting_invocations(runs: Mapping[int, Callable[[Invoke, Invocation], Any]]
                        ) -> dict[int, Callable[[Invoke, Invocation], Any]]:
     """Return how to run imperative calls, by the operators' handles: operators that write inputs take note of it."""
-    return {**runs, **{handle_of(op): _noting(op, runs.get(handle_of(op), lambda invoke, call: invoke(*call)))
+    return {**runs, **{handle_of(op): partial(_noting, op, runs.get(handle_of(op), lambda invoke, call: invoke(*call)))
                        for op in (*_POSITIONS, CUSTOM)}}
 
 
-def _noting(op: str, run: Callable[[Invoke, Invocation], Any]) -> Callable[[Invoke, Invocation], Any]:
-    def groups(call: Invocation) -> list[list[int]]:
+def _noting(op: str, run: Callable[[Invoke, Invocation], Any], invoke: Invoke, call: Invocation) -> Any:
+    def groups() -> list[list[int]]:
         count = len(call.inputs)
         positions = _POSITIONS.get(op) or range(count - number_of_states(call.attrs()), count)
         return alike(call.inputs, [i for i in positions if i < count])
 
-    def noting(invoke: Invoke, call: Invocation) -> Any:
-        if op in BATCH_NORMS and call.inputs[-1].context.device_type == "cpu":
-            running_stats.note_ahead(call.inputs, _POSITIONS[op], call.inputs[-1].context)
-        else:
-            running_stats.note(call.inputs, lambda: groups(call))
-        return run(invoke, call)
-    return noting
+    if op in BATCH_NORMS and call.inputs[-1].context.device_type == "cpu":
+        running_stats.note_ahead(call.inputs, _POSITIONS[op], call.inputs[-1].context)
+    else:
+        running_stats.note(call.inputs, groups)
+    return run(invoke, call)

@@ -9,23 +9,22 @@ from .graph import Entry, Graph, Node, Role
 
 MULTICAST = "amp_multicast"  # casts several tensors to one type
 CAST = "amp_cast"
-_CACHED_OP = "_CachedOp"
 _SUBGRAPHS = "subgraphs"
 # Loops and branches, and which of the graphs that they hold have a backward pass: bodies, and both branches.
 BODIES: Mapping[str, tuple[int, ...]] = {"_foreach": (0,), "_while_loop": (1,), "_cond": (1, 2)}
 
 
-def operator(op: str, name: str, inputs: list[Entry], like: Entry, role: Role = Role.HELPER, **attrs: object) -> Node:
-    """Make a single-output operator node with the data type and shape of ``like``."""
-    return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs,
-                dtypes=[like.dtype], shapes=[like.shape], role=role)
+def operator(op: str, name: str, inputs: list[Entry], like: Entry, role: Role = Role.HELPER, *,
+             dtypes: list[str | None] | None = None, shapes: list[tuple[int, ...] | None] | None = None,
+             **attrs: object) -> Node:
+    """Make a single-output operator node with the data type and shape of ``like``, but for those that are given."""
+    return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs, dtypes=dtypes or [like.dtype],
+                shapes=shapes or [like.shape], role=role)
 
 
 def cast(entry: Entry, dtype: str, name: str, role: Role = Role.CAST) -> Entry:
     """Make a cast of a tensor."""
-    made = operator(CAST, name, [entry], entry, role, dtype=dtype)
-    made.dtypes = [dtype]
-    return Entry(made)
+    return Entry(operator(CAST, name, [entry], entry, role, dtypes=[dtype], dtype=dtype))
 
 
 def identity(entry: Entry, name: str) -> Entry:
@@ -90,8 +89,10 @@ def inline_cached_ops(graph: Graph) -> Graph:
     # MXNet's own partitioners make such nodes. Their text holds their operators, which MXNet does not read out of it: a
     # symbol that is read with such a node fails in every use.
     for node in graph.operators():
-        if node.op == _CACHED_OP and _SUBGRAPHS in node.extra:
-            redirect(graph, {Entry(node, output).key: head for output, head in enumerate(_heads_of(node))})
+        if node.op == "_CachedOp" and _SUBGRAPHS in node.extra:
+            inner = inline_cached_ops(subgraphs_of(node)[0])
+            redirect(inner, {Entry(variable).key: entry for variable, entry in zip(inner.variables(), node.inputs)})
+            redirect(graph, {Entry(node, output).key: head for output, head in enumerate(inner.heads)})
     return graph
 
 
@@ -108,10 +109,3 @@ def subgraphs_of(node: Node) -> list[Graph]:
 def set_subgraphs(node: Node, parts: Sequence[Graph]) -> None:
     """Let a node hold other graphs."""
     node.extra = {**node.extra, _SUBGRAPHS: [json.loads(part.to_json()) for part in parts]}
-
-
-def _heads_of(node: Node) -> list[Entry]:
-    """Return the outputs of the graph that a node runs, made to read the node's inputs."""
-    inner = inline_cached_ops(subgraphs_of(node)[0])
-    redirect(inner, {Entry(variable).key: entry for variable, entry in zip(inner.variables(), node.inputs)})
-    return inner.heads

@@ -188,8 +188,10 @@ class Graph:
                 item[_AFTER] = [number[id(each)] for each in node.after]
             item.update(node.extra)
             items.append(item)
-        return _dumps({"nodes": items, "arg_nodes": [i for i, node in enumerate(nodes) if node.is_variable],
-                       "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs})
+        written = {"nodes": items, "arg_nodes": [i for i, node in enumerate(nodes) if node.is_variable],
+                   "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs}
+        # MXNet reads escapes for quotes, backslashes, tabs and line ends only.
+        return _ESCAPE.sub(_known_escape, json.dumps(written, ensure_ascii=False))
 
     def nodes(self) -> list[Node]:
         """All nodes in nnvm's own order (depth first, inputs before their consumer, then its ``after``)."""
@@ -271,11 +273,6 @@ def unique_name(base: str, taken: set[str]) -> str:
 
 
 _ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|(.))")
-
-
-def _dumps(value: Any) -> str:
-    """Write JSON as MXNet reads it: with escapes for quotes, backslashes, tabs and line ends only."""
-    return _ESCAPE.sub(_known_escape, json.dumps(value, ensure_ascii=False))
 
 
 def _known_escape(match: re.Match[str]) -> str:

@@ -27,7 +27,7 @@ _numbers = itertools.count()  # tells their names apart, alike in every process
 def distribute(trainer: gluon.Trainer, allreduce_always_fp32: bool = False,
                gradient_predivide_factor: float = 1.0) -> Reduction | None:
     """Take over the reduction of a trainer that works with other processes."""
-    factor = checks.finite_above_zero("gradient_predivide_factor", gradient_predivide_factor)
+    factor = checks.above_zero("gradient_predivide_factor", gradient_predivide_factor, finite=True)
     name = f"trainer{next(_numbers)}"
     group = _group_of(trainer, name)
     return None if group is None else Reduction(trainer, group, name, allreduce_always_fp32, factor)
@@ -51,7 +51,7 @@ def _group_of(trainer: gluon.Trainer, name: str) -> Group | None:
 
 
 def _check_name(name: str) -> None:
-    registered = trainers.known_stores()
+    registered = sorted(KVStoreBase.kv_registry)
     if name.lower() in registered or any(part in name.lower() for part in _NATIVE_STORES):
         return
     known = [*_NATIVE_STORES, "dist_sync", "dist_device_sync", *registered]

@@ -29,7 +29,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, Iterator, Mapping, NamedTuple
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import WISHES, Consumers, Entry, Graph, Node, operator
 from ..graph.attrs import symbol_attributes
 from ..rules import NEUTRAL, Cause, Rule
@@ -42,12 +42,9 @@ HARD_SWISH, SWISH = "_gluon_amp_hard_swish", "_gluon_amp_swish"
 SQUARES: Mapping[str, str] = {"_power_scalar": "square", "_npi_power_scalar": "_npi_square"}  # by the power
 _LEAST = 16384  # values of a map, as of a clip
 _PRODUCTS = ("elemwise_mul", "broadcast_mul", "_npi_multiply")
-_SIGMOIDS = ("sigmoid", "_npx_sigmoid")
-_SUMS = ("_plus_scalar", "_npi_add_scalar")
 _FACTORS = ("_mul_scalar", "_npi_multiply_scalar")
 _QUOTIENTS = ("_div_scalar", "_npi_true_divide_scalar")
 _LIMITS = ("clip", "_npi_clip")
-_RULE = Rule(NEUTRAL, note="native bfloat16 kernel")
 
 
 class _Swish(NamedTuple):
@@ -58,11 +55,6 @@ class _Swish(NamedTuple):
     op: str  # in C++
     within: list[Node]  # the other operators, of the sigmoid
     attrs: dict[str, str]
-
-
-def may_fuse(context: Context) -> bool:
-    """Tell whether there are operators in C++ for the device, in a type that they compute in."""
-    return context.native is not None and context.target != FLOAT16
 
 
 def hard_swish(graph: Graph, context: Context) -> int:
@@ -77,7 +69,7 @@ def hard_swish(graph: Graph, context: Context) -> int:
         node.replaced, node.op = node.op, each.op
         node.attrs = {**symbol_attributes(node.attrs), **each.attrs}
         if not context.converted:
-            node.decision = _RULE.decision
+            node.decision = Rule(NEUTRAL, note="native bfloat16 kernel").decision
     if found and context.target == BFLOAT16 and not context.converted:
         propagate_dtypes(graph, context)
     return len(found)
@@ -96,7 +88,8 @@ def _products(graph: Graph, consumers: Consumers) -> Iterator[_Swish]:
 def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[str, list[Node], dict[str, str]] | None:
     """Return what takes the place of a sigmoid of ``data``, maybe times a constant, its operators, and the constant."""
     node = entry.node
-    if not (node.op in _SIGMOIDS or (node.op == "Activation" and node.attrs.get("act_type") == "sigmoid")):
+    if node.op not in ("sigmoid", "_npx_sigmoid") and (
+            node.op != "Activation" or node.attrs.get("act_type") != "sigmoid"):
         return None
     within, (inner,) = [node], node.inputs
     if inner.key != data.key and inner.node.op in _FACTORS and consumers.is_read_once(inner):
@@ -110,7 +103,7 @@ def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[str, list
 def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[str, list[Node], dict[str, str]] | None:
     """Return what takes the place of a hard sigmoid of ``data``, its operators, and their constants."""
     within = []
-    for ops in (_QUOTIENTS + _FACTORS, _LIMITS, _SUMS):
+    for ops in (_QUOTIENTS + _FACTORS, _LIMITS, ("_plus_scalar", "_npi_add_scalar")):
         if entry.node.op not in ops or not consumers.is_read_once(entry):
             return None
         within.append(entry.node)
@@ -138,13 +131,6 @@ _MOST_DIMENSIONS = 5  # of oneDNN's kernel; MXNet's own one does not take bfloat
 _LITTLE = 2048  # values of a sigmoid or tanh in FP32, below which a call of oneDNN's kernel takes longer
 
 
-def are_onednns(context: Context) -> bool:
-    """Tell whether activations run in bfloat16, on oneDNN's kernels, or train in FP32."""
-    if context.target == FLOAT32:
-        return context.policy.training
-    return context.target == BFLOAT16 and not context.device.imitated
-
-
 def is_square(attrs: Mapping[str, Any]) -> bool:
     """Tell whether the exponent of a power is 2."""
     return float(attrs["scalar"]) == 2
@@ -168,7 +154,11 @@ def native_activations(graph: Graph, context: Context) -> int:
     for node in lowered:
         if (node.op == "clip" and float(node.attrs["a_min"]) == 0 and node.inputs[0].node.op in BATCH_NORMS
                 and _has_kernel(Entry(node))):
-            _rectify_input(graph, node, context)
+            (source,) = node.inputs
+            relu = operator("Activation", graph.new_name(f"{node.name}_relu"), [source], source, dtypes=[FLOAT32],
+                            act_type="relu")
+            relu.planned, relu.decision = [BFLOAT16], context.decide(relu.op, relu.attrs, source.shape)
+            node.inputs = [Entry(relu)]
     slow = [node for node in lowered if context.policy.training and node.op in SLOW_IN_TRAINING
             and node.decided.cause is Cause.TABLE]
     for node in slow:
@@ -181,10 +171,3 @@ def native_activations(graph: Graph, context: Context) -> int:
 def _has_kernel(entry: Entry) -> bool:
     return entry.shape is not None and 0 < len(entry.shape) <= _MOST_DIMENSIONS and all(entry.shape)
 
-
-def _rectify_input(graph: Graph, clip: Node, context: Context) -> None:
-    (source,) = clip.inputs
-    relu = operator("Activation", graph.new_name(f"{clip.name}_relu"), [source], source, act_type="relu")
-    relu.dtypes, relu.planned = [FLOAT32], [BFLOAT16]
-    relu.decision = context.decide(relu.op, relu.attrs, source.shape)
-    clip.inputs = [Entry(relu)]

@@ -48,18 +48,12 @@ from .context import Context
 from .gradients import with_plain_gradient
 
 _MULTIPLE = {BFLOAT16: 16, FLOAT16: 8, FLOAT32: 16}
-_WIDE = 256
 # In FP32 forward and backward of a 3x3 convolution of SSD's sizes take 1.05 to 2.5 times as long without padding, with
 # AVX512 and with AVX2. There is no gain where no windows are copied (1x1), where the product is small (fewer input
 # channels), and where padding the weight takes as long as the convolution (few places on the map). Multiples of 8 are
 # padded to multiples of 16, too: by itself the AVX2 kernel is as fast, but it leaves gradients in blocks of 8 channels,
 # and with data in blocks of 16 BatchNorm's gradient runs oneDNN's reference kernel, a tenth of a step of SSD.
 _FP32_INPUT_CHANNELS, _FP32_PLACES = 128, 256
-
-
-def may_align(context: Context) -> bool:
-    """Tell whether convolutions may gain: in low precision, and in FP32 in training."""
-    return context.policy.lowers or context.policy.training
 
 
 def _multiple_of(context: Context) -> int:
@@ -95,7 +89,7 @@ def _missing_channels(node: Node, context: Context) -> int:
     weight, multiple = node.inputs[1].shape, _multiple_of(context)
     # Fewer output channels than half a block would more than double the arithmetic. In inference the cut also keeps an
     # activation from being fused, and forward kernels mind the multiple less: only wide layers gain.
-    least = multiple // 2 if context.policy.training else _WIDE
+    least = multiple // 2 if context.policy.training else 256
     if weight is None or 0 in weight or weight[0] < least:
         return 0
     return -weight[0] % multiple
@@ -160,8 +154,8 @@ def _widen(graph: Graph, node: Node, extra: int) -> None:
 def _appended(graph: Graph, entry: Entry, axis: int, extra: int, suffix: str) -> Entry:
     """Append zeros to a weight or bias on an axis."""
     shape = entry.shape or ()
-    zeros = operator("_zeros", graph.new_name(f"{entry.node.name}_zeros"), [], entry,
-                     shape=(*shape[:axis], extra, *shape[axis + 1:]), dtype=entry.dtype)
+    size = (*shape[:axis], extra, *shape[axis + 1:])
+    zeros = operator("_zeros", graph.new_name(f"{entry.node.name}_zeros"), [], entry, shape=size, dtype=entry.dtype)
     return _concatenated(graph, entry, zeros, axis, extra, suffix)
 
 
@@ -171,14 +165,8 @@ def _concatenated(graph: Graph, entry: Entry, zeros: Node, axis: int, extra: int
     if entry.node.is_variable:  # MXNet infers its shape wrongly when a symbol is bound or reshaped: say it
         entry.node.attrs = {**entry.node.attrs, SHAPE: str(shape)}
     zeros.shapes = [(*shape[:axis], extra, *shape[axis + 1:])]
-    joined = operator("Concat", name, [entry, Entry(zeros)], entry, dim=axis, num_args=2)
-    joined.shapes = [(*shape[:axis], shape[axis] + extra, *shape[axis + 1:])]
-    return Entry(joined)
-
-
-def folds_strides(context: Context) -> bool:
-    """Tell whether convolutions of few channels are faster without a stride."""
-    return context.policy.trains_on_amx(context.device)
+    return Entry(operator("Concat", name, [entry, Entry(zeros)], entry, dim=axis, num_args=2,
+                          shapes=[(*shape[:axis], shape[axis] + extra, *shape[axis + 1:])]))
 
 
 def fold_stride(graph: Graph, context: Context) -> int:
@@ -211,9 +199,7 @@ def _squares(graph: Graph, node: Node, channels: int, context: Context) -> Entry
     weight, width = node.inputs[1], _multiple_of(context)
 
     def add(op: str, inputs: list[Entry], made_shape: tuple[int, ...], **attrs: Any) -> Entry:
-        made = operator(op, graph.new_name(f"{node.name}_select"), inputs, weight, **attrs)
-        made.shapes = [made_shape]
-        return Entry(made)
+        return Entry(operator(op, graph.new_name(f"{node.name}_select"), inputs, weight, shapes=[made_shape], **attrs))
 
     shape: tuple[int, ...] = (width, channels, 2, 2)
     squares = add("_eye", [], (width, 4 * channels), N=width, M=4 * channels, k=0, dtype=weight.dtype)
@@ -231,11 +217,6 @@ def _folded(graph: Graph, node: Node, entry: Entry, squares: Entry, name: str, p
                       stride=(2, 2), pad=(pad, pad), num_filter=width, no_bias=True)
     folded.shapes, folded.planned = [None], list(node.planned)
     return Entry(folded)
-
-
-def meets_any_map_on_amx(context: Context) -> bool:
-    """Tell whether graphs run on maps of any size, with kernels that are wrong for some."""
-    return context.device.amx and not context.policy.training
 
 
 def dilate_pointwise(graph: Graph, context: Context) -> int:
@@ -277,7 +258,6 @@ def _may_pad(node: Node, pad: Node, axes: int) -> bool:
 
 
 _SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1, "_contrib_BilinearResize2D": 1}
-_KEEPS_SHAPE_AND_TYPE = {"_mul_scalar", "_plus_scalar", "_minus_scalar"}
 
 
 def shape_operands(graph: Graph, context: Context) -> int:
@@ -288,7 +268,8 @@ def shape_operands(graph: Graph, context: Context) -> int:
         if position is None or position >= len(node.inputs):
             continue
         source = operand = node.inputs[position]
-        while source.node.op in _KEEPS_SHAPE_AND_TYPE and source.node.inputs[0].dtype == operand.dtype:
+        while (source.node.op in ("_mul_scalar", "_plus_scalar", "_minus_scalar")
+               and source.node.inputs[0].dtype == operand.dtype):
             source = source.node.inputs[0]
         if source.dtype is None or source is operand:
             continue

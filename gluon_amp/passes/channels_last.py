@@ -120,11 +120,9 @@ def _back_to_nchw(graph: Graph, nodes: list[Node], inside: set[int], context: Co
 
 def fuse_add(graph: Graph, nodes: Sequence[Node], consumers: Consumers, op: str,
              limits_of: Callable[[Node, Node], dict[str, str]]) -> None:
-    """Fuse a sum, and a clip or rectifier, into the operator in C++ whose only user it is.
-
-    ``limits_of`` takes the operator and its user, and returns attributes that stand for the latter's limits; none if
-    it has no limits, or the operator cannot set them.
-    """
+    """Fuse a sum, and a clip or rectifier, into the operator in C++ whose only user it is."""
+    # ``limits_of`` takes the operator and its user, and returns attributes that stand for the latter's limits; none if
+    # it has no limits, or the operator cannot set them.
     moved: dict[tuple[int, int], Entry] = {}
     for node in nodes:
         for position, entry in enumerate(node.inputs[:2]):
@@ -166,8 +164,8 @@ def _limits_of(batch_norm: Node, node: Node) -> dict[str, str]:
 def _transposed(graph: Graph, entry: Entry, axes: tuple[int, ...], shape: tuple[int, ...] | None,
                 context: Context) -> Entry:
     """Return a map with its axes in another order, and the shape that it has then; in FP32."""
-    made = operator("transpose", graph.new_name(f"{entry.node.name}_turned"), [entry], entry, axes=axes)
-    made.dtypes, made.shapes = [FLOAT32], [shape]
+    made = operator("transpose", graph.new_name(f"{entry.node.name}_turned"), [entry], entry, dtypes=[FLOAT32],
+                    shapes=[shape], axes=axes)
     made.decision = context.decide(made.op, made.attrs, entry.shape)
     return Entry(made)
 

@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Collection, Mapping, NamedTuple, Protocol, Sequence
-
-import numpy as np
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph
@@ -46,28 +44,6 @@ class Facts(NamedTuple):
 UNKNOWN = Facts()  # of a call of which nothing is known
 
 
-class Weights(Protocol):
-    """The trained parameters of a graph, by the names of its variables."""
-
-    def __contains__(self, name: str) -> bool:
-        """Tell whether the variable is a trained parameter."""
-
-    def read(self, name: str) -> np.ndarray:
-        """Return a parameter's values."""
-
-    def write(self, name: str, values: np.ndarray) -> None:
-        """Give a parameter other values, or add one."""
-
-    def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
-        """Add the result of an operator on parameters as a parameter."""
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a parameter another name."""
-
-    def keep(self, names: Collection[str]) -> None:
-        """Forget all other parameters."""
-
-
 @dataclass(frozen=True)
 class Int8:
     """What is to run in INT8, by the names of operators."""
@@ -92,7 +68,7 @@ class Context:
     native: Callable[[str], bool] | None = None
     converted: bool = False  # whether the graph is one that was converted for inference, and is about to run
     check: bool = False  # whether the result is verified
-    weights: Weights | None = None  # the trained parameters, for passes that change them; None in training
+    weights: Any = None  # the trained parameters, _mxnet.arrays.NDArrayWeights, which passes change; None in training
     int8: Int8 | None = None  # what runs in INT8; None where nothing does
 
     @classmethod

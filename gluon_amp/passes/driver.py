@@ -11,44 +11,27 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Callable, Iterable, Iterator, Sequence
 
-from ..dtypes import LOW_PRECISION
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION
 from ..errors import GraphError, PolicyError, closest, expected
 from ..graph import Graph, Role, cast_nodes
-from .activations import are_onednns, hard_swish, may_fuse, native_activations
-from .alignment import (
-    align_channels,
-    dilate_pointwise,
-    fold_padding,
-    fold_stride,
-    folds_strides,
-    may_align,
-    meets_any_map_on_amx,
-    shape_operands,
-)
+from .activations import hard_swish, native_activations
+from .alignment import align_channels, dilate_pointwise, fold_padding, fold_stride, shape_operands
 from .channels_last import channels_last, trains_in_cpp
 from .context import Context
-from .float16 import imitate, is_imitated
+from .float16 import imitate
 from .gradient_fixes import gradient_fixes
-from .gradients import branch_gradients, carry_scale, has_own_gradients, is_scale, loop_gradients, split_concat
-from .identities import identities, may_lose_gradients
-from .inference import cast_params_offline, drop_training, fold_batch_norm, fuse, has_int8, prepare_int8
-from .native_operators import are_available, native_operators
+from .gradients import branch_gradients, carry_scale, is_scale, loop_gradients, split_concat
+from .identities import identities
+from .inference import cast_params_offline, drop_training, fold_batch_norm, fuse, prepare_int8
+from .native_operators import native_operators
 from .precisions import assign_dtypes, input_dtypes, place_casts
 
 TRAINING, INFERENCE, CONVERTED = "training", "inference", "converted"
 BOTH = (TRAINING, INFERENCE)
 
 
-def _always(context: Context) -> bool:
-    return True
-
-
 def _records(context: Context) -> bool:
     return context.facts.recorded
-
-
-def _lowers(context: Context) -> bool:
-    return context.policy.lowers
 
 
 @dataclass(frozen=True)
@@ -61,7 +44,7 @@ class Pass:
     # ``'converted'``, which is for a converted graph when it runs: files do not hold its result
     where: tuple[str, ...] = BOTH
     required: str = ""  # why it cannot be switched off; empty for one that can
-    applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
+    applies: Callable[[Context], bool] = lambda context: True  # whether it is for graphs of a context
     after: tuple[str, ...] = ()  # the passes whose results it needs, or would undo
     is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
     is_last: bool = False  # whether only MXNet's fusion comes behind it
@@ -73,13 +56,11 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass(drop_training, "operators that do nothing in inference are dropped (Dropout)", (INFERENCE,), applies=_always,
-         is_step=True),
+    Pass(drop_training, "operators that do nothing in inference are dropped (Dropout)", (INFERENCE,), is_step=True),
     Pass(fold_batch_norm, "BatchNorm is folded into the convolution or dense layer before it", (INFERENCE,),
-         applies=_always, is_step=True, after=("drop_training",)),
-    Pass(fold_padding, "convolutions pad their data themselves in place of an operator before them", applies=_always,
-         is_step=True),
-    Pass(shape_operands, "operands that are read for their shape only are not computed", applies=_always, is_step=True),
+         is_step=True, after=("drop_training",)),
+    Pass(fold_padding, "convolutions pad their data themselves in place of an operator before them", is_step=True),
+    Pass(shape_operands, "operands that are read for their shape only are not computed", is_step=True),
     Pass(branch_gradients, "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
          applies=_records, required="without it whatever is in memory would be taken for those gradients"),
     Pass(loop_gradients, "the gradient of a loop's state is asked for, and without a step those of all else are zero",
@@ -87,43 +68,47 @@ PASSES: tuple[Pass, ...] = (
          after=("branch_gradients",)),
     Pass(split_concat, "the gradients of joined feature maps come in a layout that MXNet can split", applies=_records,
          required="without it MXNet would end the process"),
-    Pass(assign_dtypes, "every operator gets a precision", applies=_always,
+    Pass(assign_dtypes, "every operator gets a precision",
          required="without it nothing runs in low precision: leave amp.init() or the conversion out",
          after=("fold_batch_norm", "fold_padding", "shape_operands", "branch_gradients", "loop_gradients",
                 "split_concat")),
     Pass(hard_swish, "values times their sigmoid, hard or not, are one operator in C++", (TRAINING, CONVERTED),
-         applies=may_fuse, after=("assign_dtypes",)),
+         applies=lambda context: context.native is not None and context.target != FLOAT16, after=("assign_dtypes",)),
     Pass(channels_last, "chains of convolutions that MXNet runs slowly train with the channels last, in C++",
          (TRAINING,), applies=trains_in_cpp, after=("assign_dtypes", "hard_swish")),
     Pass(native_operators, "operators in C++ take the place of MXNet's slow ones on the CPU", (TRAINING, CONVERTED),
-         applies=are_available, after=("assign_dtypes", "channels_last")),
+         applies=lambda context: context.native is not None and context.policy.runs_native(context.device),
+         after=("assign_dtypes", "channels_last")),
     Pass(gradient_fixes, "gradients that MXNet's operators get wrong come another way", (TRAINING,), applies=_records,
          required="without it some gradients would be wrong", after=("native_operators",)),
     Pass(native_activations, "activations run oneDNN's kernels where those are faster, x ** 2 as a square",
-         applies=are_onednns, after=("native_operators",)),
+         applies=lambda context: context.policy.training if context.target == FLOAT32 else (
+             context.target == BFLOAT16 and not context.device.imitated), after=("native_operators",)),
     Pass(align_channels, "convolutions are padded to the channel multiple that the fast kernels need",
-         applies=may_align, is_step=True, after=("assign_dtypes",)),
+         applies=lambda context: context.policy.lowers or context.policy.training, is_step=True,
+         after=("assign_dtypes",)),
     Pass(fold_stride, "strided convolutions of few channels run on AMX; they stay in FP32 without it", (TRAINING,),
-         applies=folds_strides, after=("align_channels",)),
-    Pass(place_casts, "a cast is inserted where producer and consumer differ", applies=_always,
+         applies=lambda context: context.policy.trains_on_amx(context.device), after=("align_channels",)),
+    Pass(place_casts, "a cast is inserted where producer and consumer differ",
          required="without it operators would read types that they cannot run in",
          after=("assign_dtypes", "native_operators", "gradient_fixes", "align_channels", "fold_stride")),
     Pass(identities, "operators that change nothing stand where gradients that are added would be lost",
-         (TRAINING, INFERENCE, CONVERTED), applies=may_lose_gradients,
+         (TRAINING, INFERENCE, CONVERTED), applies=lambda context: not context.converted or context.facts.recorded,
          required="without it some gradients would be lost", after=("branch_gradients", "place_casts")),
     Pass(carry_scale, "gradients that operators make on their own carry the loss scale", (TRAINING, CONVERTED),
-         applies=has_own_gradients, required="without it steps would be too small by the loss scale",
-         after=("place_casts",)),
+         applies=lambda context: bool(context.facts.own_gradients), after=("place_casts",),
+         required="without it steps would be too small by the loss scale"),
     Pass(dilate_pointwise, "pointwise convolutions avoid an AMX kernel that gives wrong results; without this pass "
-         "they stay in FP32", (INFERENCE,), applies=meets_any_map_on_amx, after=("place_casts",)),
-    Pass(imitate, "a type that the device has no kernels for is imitated", applies=is_imitated,
-         required="without it the device would have to run a type that it has no kernels for",
-         after=("place_casts", "identities")),
+         "they stay in FP32", (INFERENCE,), applies=lambda context: context.device.amx, after=("place_casts",)),
+    Pass(imitate, "a type that the device has no kernels for is imitated", after=("place_casts", "identities"),
+         applies=lambda context: context.device.imitated,
+         required="without it the device would have to run a type that it has no kernels for"),
     Pass(cast_params_offline, "parameters that are read in low precision only are stored in it", (INFERENCE,),
-         is_step=True, after=("place_casts", "imitate")),
+         applies=lambda context: context.policy.lowers, is_step=True, after=("place_casts", "imitate")),
     Pass(prepare_int8, "rectifiers and flattened maps come in a form that MXNet has INT8 operators for", (INFERENCE,),
-         applies=has_int8, required="without it MXNet fails on dense layers in INT8", after=("cast_params_offline",)),
-    Pass(fuse, "oneDNN's fused operators (convolution, activation, sum) on the CPU", (INFERENCE,), applies=_always,
+         applies=lambda context: context.int8 is not None, after=("cast_params_offline",),
+         required="without it MXNet fails on dense layers in INT8"),
+    Pass(fuse, "oneDNN's fused operators (convolution, activation, sum) on the CPU", (INFERENCE,),
          is_step=True, is_last=True, after=("cast_params_offline",)),
 )
 
@@ -136,7 +121,7 @@ def pipeline_of(context: Context) -> tuple[Pass, ...]:
 
 
 def run(graph: Graph, context: Context) -> dict[str, int]:
-    """Run all passes but the last ones."""
+    """Run all passes but the last one, which prepares a graph for MXNet's fusion."""
     counts: dict[str, int] = {}
     for each in pipeline_of(context):
         if not each.is_last:
@@ -149,7 +134,7 @@ def run(graph: Graph, context: Context) -> dict[str, int]:
 
 
 def finish(graph: Graph, context: Context) -> None:
-    """Run the last passes, which prepare a graph for MXNet's fusion."""
+    """Run the last pass."""
     for each in pipeline_of(context):
         if each.is_last:
             each.run(graph, context)

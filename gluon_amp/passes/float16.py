@@ -14,17 +14,12 @@ from __future__ import annotations
 from typing import Collection, Mapping
 
 from ..dtypes import FLOAT16, FLOAT32
-from ..graph import CAST, Entry, Graph, Node, Role, cast, operator, redirect
+from ..graph import CAST, Entry, Graph, Role, cast, operator, redirect
 from ..graph.attrs import DTYPE, TYPE_FLAGS
 from .context import Context
 from .gradient_fixes import fix_behind_casts
 
-_HALF = (FLOAT16, str(TYPE_FLAGS[FLOAT16]))
-
-
-def is_imitated(context: Context) -> bool:
-    """Tell whether the type is imitated."""
-    return context.device.imitated
+_HALF = {FLOAT16, str(TYPE_FLAGS[FLOAT16])}
 
 
 def imitate(graph: Graph, context: Context) -> int:
@@ -45,37 +40,30 @@ def imitate(graph: Graph, context: Context) -> int:
         if node.role is Role.CAST or node.is_variable:
             continue
         node.inputs = list(map(up, node.inputs))
-        if node.op != CAST:
-            _round_outputs(graph, node, lowered, context)
+        if node.op == CAST:
+            continue
+        for output, dtype in enumerate(node.planned or node.dtypes):
+            if dtype == context.target:
+                entry = Entry(node, output)
+                lowered[entry.key] = cast(entry, dtype, graph.new_name(f"{node.name}_rounded"), Role.ROUNDING)
+        node.planned = [FLOAT32 if dtype == context.target else dtype for dtype in node.planned or node.dtypes]
     graph.heads = [lowered.get(head.key, head) for head in graph.heads]
     if context.policy.training:
         fix_behind_casts(graph, Role.ROUNDING)
     return len(raised)
 
 
-def _round_outputs(graph: Graph, node: Node, made: dict[tuple[int, int], Entry], context: Context) -> None:
-    for output, dtype in enumerate(node.planned or node.dtypes):
-        if dtype == context.target:
-            entry = Entry(node, output)
-            made[entry.key] = cast(entry, dtype, graph.new_name(f"{node.name}_rounded"), Role.ROUNDING)
-    node.planned = [FLOAT32 if dtype == context.target else dtype for dtype in node.planned or node.dtypes]
-
-
 def widen(graph: Graph, dtypes: Mapping[str, str], kept: Collection[str] = ()) -> int:
     """Cast every float16 tensor that enters a graph, or that one of its operators makes on request, to FP32."""
-    half = [Entry(node, output) for node in graph.nodes() if _is_half(node, dtypes) and node.name not in kept
-            for output in range(node.num_outputs)]
     moved, heads = {}, list(graph.heads)
-    for entry in half:  # by Cast, not amp_cast, which loses gradients that accumulate
-        made = operator("Cast", graph.new_name(f"{entry.node.name}_{FLOAT32}"), [entry], entry, dtype=FLOAT32)
-        made.dtypes = [FLOAT32]
-        moved[entry.key] = Entry(made)
+    for node in graph.nodes():
+        given = dtypes.get(node.name, node.attrs.get(DTYPE)) if node.is_variable else node.attrs.get("dtype")
+        for output in range(node.num_outputs) if given in _HALF and node.name not in kept else ():
+            entry, name = Entry(node, output), graph.new_name(f"{node.name}_{FLOAT32}")
+            # By Cast, not amp_cast, which loses gradients that accumulate.
+            moved[entry.key] = Entry(operator("Cast", name, [entry], entry, dtypes=[FLOAT32], dtype=FLOAT32))
     redirect(graph, moved)
     graph.heads = heads  # outputs keep the types that they had
     fix_behind_casts(graph)
-    return len(half)
+    return len(moved)
 
-
-def _is_half(node: Node, dtypes: Mapping[str, str]) -> bool:
-    given = dtypes.get(node.name, node.attrs.get(DTYPE)) if node.is_variable else node.attrs.get("dtype")
-    return given in _HALF

@@ -18,13 +18,11 @@ from ..dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..graph import BODIES, WISHES, Entry, Graph, Node, Role, operator, set_subgraphs, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
 from ..rules import KEEP, Decision
-from ..rules.shapes import is_of_volumes
 from .context import Concern, Context
-from .gradients import asked_of_loops, inputs_of_bodies
+from .gradients import LOOP, inputs_of_bodies
 from .precisions import decide, plan_outputs, propagate_dtypes
 
 _LOWEST = {FLOAT16: -65504.0}
-_LOWEST_FP32 = -3.4e38
 _NEWER_ATTRIBUTES = ("cudnn_off", "p_value", "count_include_pad", "layout")  # of Pooling
 _FLOATS = (FLOAT16, FLOAT32, FLOAT64)  # AMP casts none to bfloat16 before operators without a gradient
 
@@ -40,8 +38,8 @@ class _Fix:
     def put(self, op: str, inputs: list[Entry], like: Entry | None = None, name: str = "", **attrs: Any) -> Entry:
         """Make an operator, with the type and shape of a tensor, of its first input by default."""
         like, name = like or inputs[0], self.graph.new_name(name or f"{self.node.name}_{op.strip('_')}")
-        made = operator(op, name, inputs, like, self.role, **attrs)
-        made.dtypes = like.node.dtypes[like.output:like.output + 1] or [None]  # as analysed: its plan comes later
+        made = operator(op, name, inputs, like, self.role,  # of types as analysed: its plan comes later
+                        dtypes=like.node.dtypes[like.output:like.output + 1] or [None], **attrs)
         made.attrs.update(region_of(self.node.attrs))
         self.made.append(made)
         return Entry(made)
@@ -70,14 +68,12 @@ def _compute_zeros(fix: _Fix) -> None:
 
 
 def _slope_apart(fix: _Fix) -> Entry:
-    """Let the gradient of a slope come from a term of its own, which is 0: another PReLU, with the slope minus itself.
-
-    Of values above 0 it reads 0, and of infinite ones the lowest finite number.
-    """
+    """Let the gradient of a slope come from a term that is 0: another PReLU, with the slope minus itself."""
+    # Of values above 0 it reads 0, and of infinite ones the lowest finite number.
     data, slope = fix.node.inputs
     fixed = fix.put("BlockGrad", [slope])
     zero = fix.put("elemwise_sub", [slope, fixed])
-    below = fix.put("clip", [fix.put("BlockGrad", [data])], a_min=_LOWEST.get(str(data.dtype), _LOWEST_FP32), a_max=0)
+    below = fix.put("clip", [fix.put("BlockGrad", [data])], a_min=_LOWEST.get(str(data.dtype), -3.4e38), a_max=0)
     term = fix.put("LeakyReLU", [below, zero], act_type="prelu")
     fix.node.inputs[1] = fixed
     total = fix.put("elemwise_add", [Entry(fix.node), term])
@@ -155,7 +151,8 @@ def _may_read_view(node: Node) -> bool:
 
 def _computes_weight(node: Node) -> bool:
     weight = node.inputs[1]
-    return not weight.node.is_variable and weight.dtype not in (FLOAT64, FLOAT16) and not is_of_volumes(node.attrs)
+    return (not weight.node.is_variable and weight.dtype not in (FLOAT64, FLOAT16)
+            and len(integers(node.attrs, "kernel")) != 3)
 
 
 @dataclass(frozen=True)
@@ -272,18 +269,18 @@ DEPEND_ON_MODE = frozenset(op for row in FIXES if row.evaluating for op in row.o
 
 
 def concerns_of(graph: Graph, is_asked: Callable[[str], bool], evaluates: bool) -> frozenset[Concern]:
-    """Name the gradients in a graph, as the program made it, that are wrong.
-
-    ``is_asked`` takes the name of a variable and says whether its gradient is asked for; ``evaluates`` says whether
-    gradients are those of inference.
-    """
+    """Name the gradients in a graph, as the program made it, that are wrong."""
+    # ``is_asked`` takes the name of a variable and says whether its gradient is asked for; ``evaluates`` says whether
+    # gradients are those of inference.
     def reaches(entry: Entry) -> bool:
         return any(is_asked(name) for name in _variables_before(entry))
 
+    loops = (Concern(node.name, position) for node in graph.operators() if node.op == LOOP
+             for position, entry in enumerate(node.inputs) if reaches(entry))
     return frozenset(Concern(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
                      if _is_concerned(node, row, of, evaluates)
                      and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of])
-                     ).union(asked_of_loops(graph, reaches), *(
+                     ).union(loops, *(
                          concerns_of(body, {one.name for one, entry in zip(body.variables(), reads) if reaches(entry)
                                             }.__contains__, evaluates) for body, reads in _bodies(graph)))
 
@@ -395,11 +392,9 @@ def _is_asked_for(row: GradientFix, of: int, is_asked: Callable[[int], bool], ev
 
 def fixed_call(op: str, attrs: Mapping[str, str], operands: Sequence[Node], is_asked: Callable[[int], bool],
                evaluates: bool, behind_casts: bool) -> Graph | None:
-    """Return a graph of what a call outside of graphs is to run; None where that is the operator alone.
-
-    ``operands`` stand for the arrays: variables for those that a user made, other nodes for those that were computed.
-    ``is_asked`` takes the position of an operand and says whether its gradient is asked for.
-    """
+    """Return a graph of what a call outside of graphs is to run; None where that is the operator alone."""
+    # ``operands`` stand for the arrays: variables for those that a user made, other nodes for those that were computed.
+    # ``is_asked`` takes the position of an operand and says whether its gradient is asked for.
     node = Node(op, op, dict(attrs), list(map(Entry, operands)))
     graph, rows = Graph([Entry(node)]), _BEHIND_CASTS if behind_casts else _IN_CALLS
     count, _ = _fix(graph, rows, lambda _, row, of: _is_asked_for(row, of, is_asked, evaluates), evaluates)

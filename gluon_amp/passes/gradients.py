@@ -65,7 +65,16 @@ _FLOATS = (FLOAT16, FLOAT32, FLOAT64)
 
 def branch_gradients(graph: Graph, context: Context) -> int:
     """Complete what branches and loops read; return how many inputs were missing."""
-    return _change_holders(graph, lambda graph, node, _: _complete(node) if node.op in _READS else 0)
+    def complete(graph: Graph, node: Node, is_inner: bool) -> int:
+        if node.op not in _READS:
+            return 0
+        parts = subgraphs_of(node)
+        added = sum(_read_all(node, parts[part], name) for name, part in _READS[node.op].items())
+        if added:
+            set_subgraphs(node, parts)
+        return added
+
+    return _change_holders(graph, complete)
 
 
 def _change_holders(graph: Graph, change: Callable[[Graph, Node, bool], int], is_inner: bool = False) -> int:
@@ -96,10 +105,8 @@ def inputs_of_bodies(node: Node) -> Iterator[tuple[int, list[Entry]]]:
 
 
 def _dtype(entry: Entry) -> str | None:
-    """Return the type of a tensor before precisions are assigned; in bodies, whose types MXNet does not tell, a guess.
-
-    None where nothing is known.
-    """
+    """Return the type of a tensor before precisions are assigned, None where nothing is known."""
+    # In bodies, whose types MXNet does not tell, it is a guess.
     node = entry.node
     if node.dtypes:
         return node.dtypes[entry.output]
@@ -107,14 +114,6 @@ def _dtype(entry: Entry) -> str | None:
         return node.attrs["dtype"]
     types = set() if _GIVES_NO_FLOATS.search(node.op) else set(map(_dtype, node.inputs))
     return types.pop() if len(types) == 1 else None
-
-
-def _complete(node: Node) -> int:
-    parts = subgraphs_of(node)
-    added = sum(_read_all(node, parts[part], name) for name, part in _READS[node.op].items())
-    if added:
-        set_subgraphs(node, parts)
-    return added
 
 
 def _read_all(node: Node, part: Graph, name: str) -> int:
@@ -137,12 +136,6 @@ def _zero(part: Graph, entry: Entry, dtype: str) -> Entry:
     if _dtype(entry) == dtype:
         return made
     return Entry(operator("Cast", part.new_name(f"{entry.node.name}_cast"), [made], entry, dtype=dtype))
-
-
-def asked_of_loops(graph: Graph, reaches: Callable[[Entry], bool]) -> Iterator[Concern]:
-    """Name the inputs of loops whose gradients are asked for; ``reaches`` says whether that of a tensor is."""
-    return (Concern(node.name, position) for node in graph.operators() if node.op == LOOP
-            for position, entry in enumerate(node.inputs) if reaches(entry))
 
 
 def loop_gradients(graph: Graph, context: Context) -> int:
@@ -270,11 +263,6 @@ def with_plain_gradient(graph: Graph, joined: Entry, name: str) -> Node:
     return operator("slice_axis", graph.new_name(f"{name}_plain"), [joined], joined, axis=1, begin=0, end=None)
 
 
-def has_own_gradients(context: Context) -> bool:
-    """Tell whether there are operators that make a gradient on their own, and gradients may carry a scale."""
-    return bool(context.facts.own_gradients)
-
-
 def is_scale(node: Node) -> bool:
     """Tell whether a node is the input that holds the loss scale."""
     return node.is_variable and node.role is not Role.OWN
@@ -282,41 +270,26 @@ def is_scale(node: Node) -> bool:
 
 def carry_scale(graph: Graph, context: Context) -> int:
     """Multiply the data of operators that make a gradient on their own; return how many operators there are."""
-    scaling = _Scaling(graph)
+    scale = Node("null", graph.new_name(_SCALE), {SHAPE: "(1,)", DTYPE: str(TYPE_FLAGS[FLOAT32])}, dtypes=[FLOAT32],
+                 shapes=[(1,)], role=Role.HELPER)
+    scale.after = graph.variables()  # so that it is the last of the inputs
+
+    def cast(entry: Entry, dtype: str) -> Entry:
+        if entry.dtype in (dtype, None):
+            return entry
+        # MXNet's Cast does not know bfloat16, and its amp_cast loses gradients that accumulate.
+        op, name = CAST if BFLOAT16 in (entry.dtype, dtype) else "Cast", graph.new_name(f"{entry.node.name}_{dtype}")
+        return Entry(operator(op, name, [entry], entry, dtypes=[dtype], dtype=dtype))
+
+    def scaled(op: str, entry: Entry) -> Entry:  # by FP32: float16 does not hold every scale that a gradient may carry
+        wide, name = cast(entry, FLOAT32), graph.new_name(f"{entry.node.name}_scaled")
+        return cast(Entry(operator(op, name, [wide, Entry(scale)], wide)), entry.dtype or FLOAT32)
+
     counts = dict(context.facts.own_gradients)
     found = [node for node in graph.operators() if node.name in counts]
     for node in found:
         if node.op == ADDS_GRADIENT:
-            redirect(graph, {Entry(node).key: scaling.of("broadcast_div", Entry(node))})
+            redirect(graph, {Entry(node).key: scaled("broadcast_div", Entry(node))})
         for position in range(counts[node.name]):
-            node.inputs[position] = scaling.of("broadcast_mul", node.inputs[position])
+            node.inputs[position] = scaled("broadcast_mul", node.inputs[position])
     return len(found)
-
-
-class _Scaling:
-    """Multiplies tensors of a graph by its loss scale, or divides them."""
-
-    def __init__(self, graph: Graph):
-        self._graph = graph
-        self._scale = Node("null", graph.new_name(_SCALE), {SHAPE: "(1,)", DTYPE: str(TYPE_FLAGS[FLOAT32])},
-                           dtypes=[FLOAT32], shapes=[(1,)], role=Role.HELPER)
-        self._scale.after = graph.variables()  # so that it is the last of the inputs
-
-    def of(self, op: str, entry: Entry) -> Entry:
-        """Return a tensor whose gradient is multiplied or divided by the scale."""
-        # float16 does not hold every scale that a gradient in float16 may carry.
-        wide = self._cast(entry, FLOAT32)
-        made = Entry(operator(op, self._name(entry, "scaled"), [wide, Entry(self._scale)], wide))
-        return self._cast(made, entry.dtype or FLOAT32)
-
-    def _cast(self, entry: Entry, dtype: str) -> Entry:
-        if entry.dtype in (dtype, None):
-            return entry
-        # MXNet's Cast does not know bfloat16, and its amp_cast loses gradients that accumulate.
-        op = CAST if BFLOAT16 in (entry.dtype, dtype) else "Cast"
-        made = operator(op, self._name(entry, dtype), [entry], entry, dtype=dtype)
-        made.dtypes = [dtype]
-        return Entry(made)
-
-    def _name(self, entry: Entry, suffix: str) -> str:
-        return self._graph.new_name(f"{entry.node.name}_{suffix}")

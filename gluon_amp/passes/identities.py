@@ -80,11 +80,6 @@ IDENTITIES: tuple[Identity, ...] = (
 )
 
 
-def may_lose_gradients(context: Context) -> bool:
-    """Tell whether gradients or layouts may be lost: a converted graph has the identities of inference already."""
-    return not context.converted or context.facts.recorded
-
-
 def identities(graph: Graph, context: Context) -> int:
     """Follow the table; return how many operators were put in."""
     holders = _holders(graph) if context.facts.recorded else []
@@ -130,7 +125,9 @@ def _kinds(graph: Graph, context: Context) -> _Tells:
     read_often = _read_often(graph) if context.facts.recorded else set()
     everywhere = context.facts.recorded and has_control_flow(graph)
     added = set(context.variables) if everywhere else accumulated
-    grouped = _grouped_weights(graph)
+    weights = [node.inputs[1].node for node in graph.operators()
+               if node.op == "Convolution" and integer(node.attrs, "num_group", 1) > 1]
+    grouped = {(weight.inputs[0].node if weight.op == CAST else weight).name for weight in weights}
     return {Tensor.ADDED: lambda entry: ((entry.key in read_often and entry.dtype in (*_FLOATS, FLOAT64))
                                          or _is_variable_of(entry, accumulated)),
             Tensor.ADDED_VARIABLE: lambda entry: _is_variable_of(entry, added),
@@ -169,12 +166,6 @@ def _most_summed() -> int:
         return max(1, min(int(os.environ.get(_LIMIT, _DEFAULT_LIMIT)), _DEFAULT_LIMIT) - 1)
     except ValueError:
         return 1
-
-
-def _grouped_weights(graph: Graph) -> set[str]:
-    weights = [node.inputs[1].node for node in graph.operators()
-               if node.op == "Convolution" and integer(node.attrs, "num_group", 1) > 1]
-    return {(weight.inputs[0].node if weight.op == CAST else weight).name for weight in weights}
 
 
 def _put_into_body(node: Node, has_types: bool) -> int:

@@ -30,9 +30,8 @@ identities to where they do not belong. ``fuse`` puts operators that the fusion 
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import Iterator, Sequence
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -41,9 +40,7 @@ from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identit
 from ..graph.attrs import DTYPE, INFERENCE, MADE, TYPE_FLAGS, integer, integers, is_channels_last, is_set, region
 from ..rules.shapes import has_avx2_kernel, has_avx512_kernel
 from ..rules.tables.groups import RELU
-from .context import Context, Weights
-
-_DROPOUT, _IDENTITY, _STOPS = "Dropout", "_copy", ("BlockGrad", "make_loss")
+from .context import Context
 
 
 def drop_training(graph: Graph, context: Context) -> int:
@@ -51,7 +48,7 @@ def drop_training(graph: Graph, context: Context) -> int:
     heads = {id(head.node) for head in graph.heads}
     dropped = [node for node in graph.operators() if _does_nothing(node, context) and id(node) not in heads]
     redirect(graph, {Entry(node).key: node.inputs[0] for node in dropped})
-    dropouts = [node.name for node in dropped if node.op == _DROPOUT]
+    dropouts = [node.name for node in dropped if node.op == "Dropout"]
     for node in graph.variables() if dropouts else ():
         if context.weights is not None and node.name in context.weights:
             node.attrs = {**node.attrs, INFERENCE: f"the Dropout {dropouts[0]} is left out"}
@@ -59,9 +56,9 @@ def drop_training(graph: Graph, context: Context) -> int:
 
 
 def _does_nothing(node: Node, context: Context) -> bool:
-    if node.op == _DROPOUT:
+    if node.op == "Dropout":
         return node.attrs.get("mode", "training") == "training"
-    return node.op == _IDENTITY or (node.op in _STOPS and not context.facts.recorded)
+    return node.op == "_copy" or (node.op in ("BlockGrad", "make_loss") and not context.facts.recorded)
 
 
 # The attribute that says how many channels come out. oneDNN 2.4 adds a Deconvolution's bias slower than BatchNorm runs.
@@ -77,20 +74,19 @@ def fold_batch_norm(graph: Graph, context: Context) -> int:
     if weights is None:
         return 0
     consumers = Consumers(graph)
-    folding = _Folding(graph, weights)
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
         layers = _layers_before(norm, consumers, weights) if norm.op == "BatchNorm" else []
         if not layers or any(_settings(norm, context) != _settings(layer, context) for layer in layers):
             continue
-        folding.fold(norm, layers)
+        _fold(graph, weights, norm, layers)
         moved[Entry(norm).key] = norm.inputs[0]
         norm.inputs[0].node.name = norm.name  # users find tensors by their names, and this is BatchNorm's
     redirect(graph, moved)
     return len(moved)
 
 
-def _layers_before(norm: Node, consumers: Consumers, weights: Weights) -> list[Node]:
+def _layers_before(norm: Node, consumers: Consumers, weights: Any) -> list[Node]:
     """Return the layer that a BatchNorm folds into, or those whose channels are joined before it; none if it cannot."""
     data = norm.inputs[0]
     is_join = data.node.op == "Concat" and integer(data.node.attrs, "dim", 1) == integer(norm.attrs, "axis", 1) == 1
@@ -116,45 +112,32 @@ def _axis_fits(norm: Node, layer: Node) -> bool:
     return axis in ((dimensions - 1, -1) if is_channels_last(layer.attrs) else (1,))
 
 
-@dataclass(frozen=True)
-class _Folding:
-    """Changes the parameters of layers."""
+@np.errstate(invalid="ignore")  # of values that are not finite the caller has been warned
+def _fold(graph: Graph, weights: Any, norm: Node, layers: Sequence[Node]) -> None:
+    """Let layers compute what the BatchNorm behind them gives."""
+    def values_of(entry: Entry) -> np.ndarray:
+        return weights.read(entry.node.name).astype(np.float64)
 
-    graph: Graph
-    weights: Weights
-
-    @np.errstate(invalid="ignore")  # of values that are not finite the caller has been warned
-    def fold(self, norm: Node, layers: Sequence[Node]) -> None:
-        """Let layers compute what the BatchNorm behind them gives."""
-        gamma, beta, mean, variance = map(self._values, norm.inputs[1:])
-        if is_set(norm.attrs, "fix_gamma", default=True):
-            gamma = np.ones_like(gamma)
-        scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
-        prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
-        ends = np.cumsum([integer(layer.attrs, _FILTERS[layer.op], 0) for layer in layers])
-        for layer, *of_layer in zip(layers, *(np.split(each, ends[:-1]) for each in (scale, beta, mean))):
-            self._fold(norm, layer, prefix, *of_layer)
-
-    def _fold(self, norm: Node, layer: Node, prefix: str, scale: np.ndarray, beta: np.ndarray,
-              mean: np.ndarray) -> None:
-        data, weight, *biases = layer.inputs
-        values = self._values(weight)
-        along = scale.reshape(-1, *[1] * (values.ndim - 1))
-        shift = ((self._values(biases[0]) if biases else 0.0) - mean) * scale + beta
-        layer.inputs = [data, self._made(f"{prefix}weight", values * along, [weight], norm),
-                        self._made(f"{prefix}bias", shift, biases or [weight], norm)]
-        layer.attrs = {**layer.attrs, "no_bias": "False"}
-
-    def _values(self, entry: Entry) -> np.ndarray:
-        return self.weights.read(entry.node.name).astype(np.float64)
-
-    def _made(self, name: str, values: np.ndarray, sources: Sequence[Entry], norm: Node) -> Entry:
+    def made(name: str, values: np.ndarray, source: Entry) -> Entry:
         """Make a parameter, in the type of the one that it is made of, at least FP32; under a name of its own."""
-        name, (source, *_) = self.graph.new_name(name), sources
-        dtype = FLOAT64 if source.dtype == FLOAT64 else FLOAT32
-        self.weights.write(name, values.astype(dtype))
+        name, dtype = graph.new_name(name), FLOAT64 if source.dtype == FLOAT64 else FLOAT32
+        weights.write(name, values.astype(dtype))
         return Entry(Node(VARIABLE, name, {MADE: f"{source.node.name} and the BatchNorm {norm.name}"}, dtypes=[dtype],
                           shapes=[values.shape]))
+
+    gamma, beta, mean, variance = map(values_of, norm.inputs[1:])
+    if is_set(norm.attrs, "fix_gamma", default=True):
+        gamma = np.ones_like(gamma)
+    scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
+    prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
+    ends = np.cumsum([integer(layer.attrs, _FILTERS[layer.op], 0) for layer in layers])[:-1]
+    for layer, factors, added, means in zip(layers, *(np.split(each, ends) for each in (scale, beta, mean))):
+        data, weight, *biases = layer.inputs
+        values = values_of(weight)
+        shift = ((values_of(biases[0]) if biases else 0.0) - means) * factors + added
+        layer.inputs = [data, made(f"{prefix}weight", values * factors.reshape(-1, *[1] * (values.ndim - 1)), weight),
+                        made(f"{prefix}bias", shift, (biases or [weight])[0])]
+        layer.attrs = {**layer.attrs, "no_bias": "False"}
 
 
 def cast_params_offline(graph: Graph, context: Context) -> int:
@@ -175,7 +158,7 @@ def cast_params_offline(graph: Graph, context: Context) -> int:
     return len(moved) + _store_what_the_program_casts(graph, weights, context.target)
 
 
-def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
+def _constants(graph: Graph, weights: Any) -> dict[int, str]:
     """Compute nodes that depend on parameters only; return each, and the name of its value."""
     constants: dict[int, str] = {}
     for node in graph.nodes():
@@ -188,7 +171,7 @@ def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
     return constants
 
 
-def _store_what_the_program_casts(graph: Graph, weights: Weights, target: str) -> int:
+def _store_what_the_program_casts(graph: Graph, weights: Any, target: str) -> int:
     """Store parameters in low precision where only the program's own casts to it read them; return how many."""
     # The casts stay, and do nothing: they may be outputs.
     consumers, count = Consumers(graph), 0
@@ -287,11 +270,6 @@ _BETWEEN = ("Pooling", "Concat", FLATTEN, "elemwise_add", "Activation", "BatchNo
 _WITH_RECTIFIER = (*LAYERS, "BatchNorm", "elemwise_add")  # a rectifier behind them is fused
 
 
-def has_int8(context: Context) -> bool:
-    """Tell whether layers are to run in INT8."""
-    return context.int8 is not None
-
-
 def prepare_int8(graph: Graph, context: Context) -> int:
     """Rename rectifiers, and flatten maps before dense layers; return how many nodes changed."""
     relus = [node for node in graph.operators()
@@ -299,9 +277,14 @@ def prepare_int8(graph: Graph, context: Context) -> int:
     for node in relus:  # MXNet fuses Activation with what is before it, and not relu, which differs for NaN only
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": "relu"}
     dense = [node for node in graph.operators()
-             if context.int8 is not None and node.name in context.int8.layers and _reads_maps(node)]
-    for node in dense:
-        _flatten(graph, node)
+             if context.int8 is not None and node.name in context.int8.layers and node.op == "FullyConnected"
+             and is_set(node.attrs, "flatten", default=True) and len(node.inputs[0].shape or ()) != 2
+             and node.inputs[0].node.op != FLATTEN]
+    for node in dense:  # in INT8 MXNet fails on what lies in oneDNN's layout (mkldnn_fc.cc)
+        data = node.inputs[0]
+        flat = operator(FLATTEN, graph.new_name(f"{node.name}_flat"), [data], data,
+                        shapes=[None if data.shape is None else (data.shape[0], prod(data.shape[1:]))])
+        node.inputs = [Entry(flat), *node.inputs[1:]]
     return len(relus) + len(dense)
 
 
@@ -321,15 +304,3 @@ def _stays_apart(node: Node, context: Context) -> bool:
     return node.name in context.int8.wide or (node.name in excluded and any(
         entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable))
 
-
-def _reads_maps(node: Node) -> bool:
-    return (node.op == "FullyConnected" and is_set(node.attrs, "flatten", default=True)
-            and len(node.inputs[0].shape or ()) != 2 and node.inputs[0].node.op != FLATTEN)
-
-
-def _flatten(graph: Graph, dense: Node) -> None:
-    """Flatten maps before a dense layer: in INT8 MXNet fails on what lies in oneDNN's layout (mkldnn_fc.cc)."""
-    data = dense.inputs[0]
-    made = operator(FLATTEN, graph.new_name(f"{dense.name}_flat"), [data], data)
-    made.shapes = [None if data.shape is None else (data.shape[0], prod(data.shape[1:]))]
-    dense.inputs = [Entry(made), *dense.inputs[1:]]

@@ -98,20 +98,12 @@ def is_within(entry: Entry, ids: Container[int]) -> bool:
     return id(entry.node) in ids and gives_map(entry.node)
 
 
-class _Map(NamedTuple):
-    """A map that a member reads from another."""
-
-    maker: int  # the number of the other member
-    values: int
-    is_normed: bool  # whether it comes from a BatchNorm
-
-
 class _Member(NamedTuple):
     """An operator to choose for."""
 
     node: Node
     costs: list[float]  # in each kernel, with those of its surroundings; infinite where it cannot run so
-    maps: list[_Map]
+    maps: list[tuple[int, int, bool]]  # read from others: their number, values, and whether a BatchNorm gives them
 
 
 def choose(nodes: Sequence[Node], consumers: Consumers, context: Context) -> dict[int, Kernel]:
@@ -122,8 +114,7 @@ def choose(nodes: Sequence[Node], consumers: Consumers, context: Context) -> dic
     members = [_Member(node, [_cost(node, kernel, own, number, consumers, context) if
                               _may_run(node, kernel, id(node) in low, context) else inf
                               for kernel, own in zip(KERNELS, _own_costs(node, rates))],
-                       [_Map(number[id(entry.node)], prod(entry.shape or ()),
-                             id(_behind_limit(entry)) in normed)
+                       [(number[id(entry.node)], prod(entry.shape or ()), id(_behind_limit(entry)) in normed)
                         for entry in maps_of(node) if is_within(entry, number)])
                for node in nodes]
     return {id(node): KERNELS[choice] for node, choice in zip(nodes, _cheapest(members, rates))}
@@ -209,7 +200,7 @@ def _cheapest(members: Sequence[_Member], rates: Rates) -> list[int]:
     least = inf
     swept: dict[tuple[int, ...], tuple[float, list[int]]] = {}  # the cost of choices, and what a sweep makes of them
     for kernel in range(len(KERNELS)):
-        choice = [kernel if member.costs[kernel] < inf else _least(member.costs) for member in members]
+        choice = [kernel if member.costs[kernel] < inf else member.costs.index(min(member.costs)) for member in members]
         for _ in range(_SWEEPS):
             key = tuple(choice)
             if key not in swept:
@@ -221,10 +212,6 @@ def _cheapest(members: Sequence[_Member], rates: Rates) -> list[int]:
     return best
 
 
-def _least(costs: Sequence[float]) -> int:
-    return min(range(len(costs)), key=lambda kernel: costs[kernel])
-
-
 def _total(members: Sequence[_Member], choice: Sequence[int], rates: Rates) -> float:
     return sum(member.costs[mine] + sum(_edge(member, number, choice[maker], mine, rates)
                                         for number, (maker, *_) in enumerate(member.maps))
@@ -232,20 +219,18 @@ def _total(members: Sequence[_Member], choice: Sequence[int], rates: Rates) -> f
 
 
 def _edge(member: _Member, number: int, given: int, mine: int, rates: Rates) -> float:
-    """Return the cost of a map that comes from another member's kernel, infinite where it may not.
-
-    MXNet's BatchNorm runs backward by loops of reference where its gradient comes from a transposition. Otherwise what
-    stands behind a convolution runs as it does, where it can: it was measured so.
-    """
+    """Return the cost of a map that comes from another member's kernel, infinite where it may not."""
+    # MXNet's BatchNorm runs backward by loops of reference where its gradient comes from a transposition. Otherwise
+    # what stands behind a convolution runs as it does, where it can: it was measured so.
     if given == mine:
         return 0.0
-    read, before, after = member.maps[number], KERNELS[given], KERNELS[mine]
+    (_, values, is_normed), before, after = member.maps[number], KERNELS[given], KERNELS[mine]
     begins = after.nhwc and not before.nhwc
-    if begins and read.is_normed:
+    if begins and is_normed:
         return inf
     may_change = member.node.op in ("Convolution", *AXES) or number > 0 or member.costs[given] == inf or (
         begins and before.low == after.low and member.node.op == "BatchNorm")
-    return rates.conversion(read.values, before, after) if may_change else inf
+    return rates.conversion(values, before, after) if may_change else inf
 
 
 def _along_trees(members: Sequence[_Member], before: Sequence[int], rates: Rates) -> list[int]:
@@ -259,7 +244,7 @@ def _along_trees(members: Sequence[_Member], before: Sequence[int], rates: Rates
                 costs[maker][kernel] += _edge(member, number, kernel, before[position], rates)
     answers: list[dict[int, int]] = [{} for _ in members]  # the best kernel for each kernel of the first map's maker
     for position, member in reversed(list(enumerate(members))):  # consumers first
-        of_maker = costs[member.maps[0].maker] if member.maps else {}
+        of_maker = costs[member.maps[0][0]] if member.maps else {}
         for given in of_maker:
             ways = {kernel: cost + _edge(member, 0, given, kernel, rates) for kernel, cost in costs[position].items()}
             answers[position][given] = best = min(ways, key=lambda kernel: ways[kernel])
@@ -267,6 +252,6 @@ def _along_trees(members: Sequence[_Member], before: Sequence[int], rates: Rates
     choice: list[int] = []
     for position, member in enumerate(members):
         of_own = costs[position]
-        choice.append(answers[position][choice[member.maps[0].maker]] if member.maps
+        choice.append(answers[position][choice[member.maps[0][0]]] if member.maps
                       else min(of_own, key=lambda kernel: of_own[kernel]))
     return choice

@@ -85,19 +85,14 @@ def may_draw(context: Context) -> bool:
 
 
 def _gains_as_one(found: _Attention, context: Context) -> bool:
-    known = all(entry.shape and entry.node.dtypes[entry.output] in _types_of(name, context)
+    types = {"lengths": ("int32",), **dict.fromkeys(_FP32_INPUTS, (FLOAT32,))}  # before casts are placed
+    others = (FLOAT32, BFLOAT16) if context.converted else (FLOAT32,)
+    known = all(entry.shape and entry.node.dtypes[entry.output] in types.get(name, others)
                 for name, entry in found.inputs.items())
     shape, weights = found.node.shapes[0], found.softmax.shapes[0]
     if not known or shape is None or weights is None:
         return False
     return 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST
-
-
-def _types_of(name: str, context: Context) -> tuple[str, ...]:
-    """Return the types that an input of attention may have before casts are placed."""
-    if name == "lengths":
-        return ("int32",)
-    return (FLOAT32, BFLOAT16) if context.converted and name not in _FP32_INPUTS else (FLOAT32,)
 
 
 def _decision_on(found: _Attention, context: Context, fp32_inputs: tuple[int, ...]) -> Decision:
@@ -145,40 +140,6 @@ class _Weights:
     extras: dict[str, Entry] = field(default_factory=dict)  # for all heads; by the operator's names
     masked: float | None = None  # the score of values that a mask takes away
 
-    def attrs(self) -> dict[str, object]:
-        """Return the operator's attributes about them."""
-        attrs: dict[str, object] = {} if self.masked is None else {"masked": repr(self.masked)}
-        return attrs if self.dropout is None else {**attrs, "p": self.dropout.attrs.get("p", "0.5")}
-
-
-class _Heads(NamedTuple):
-    """A tensor's way from a projection to heads."""
-
-    base: Entry
-    moves: list[Node]  # in the order in which they run
-    scale: float
-
-    def are_of(self, heads: int) -> bool:
-        """Tell whether (batch, length, units) becomes (batch * heads, length, width)."""
-        units = (self.base.shape or (0,))[-1]
-        return units % heads == 0 and _does(
-            self.moves, lambda batch, length: (batch, length, units),
-            lambda x: x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3).reshape(-1, x.shape[1], units // heads))
-
-
-class _Sizes(NamedTuple):
-    batch: int
-    queries: int
-    keys: int
-    heads: int
-
-    def shapes(self, name: str) -> list[tuple[int, ...]]:
-        """Return the shapes that an input beside the projections may have."""
-        if name == "lengths":
-            return [(self.batch, self.queries)]
-        rows = (self.batch, self.queries, self.keys)
-        return [rows] if name == "mask" else [rows, (self.batch, 1, self.keys)]
-
 
 def _around(product: Node, consumers: Consumers) -> _Attention | None:
     weights = _weights(product.inputs[0])
@@ -193,17 +154,19 @@ def _around(product: Node, consumers: Consumers) -> _Attention | None:
     if first.op != "batch_dot" or is_set(first.attrs, "transpose_a") or not is_set(first.attrs, "transpose_b"):
         return None
     heads = [_heads(entry, consumers) for entry in (*first.inputs, product.inputs[1])]
-    shape, units = first.inputs[0].shape or (0,), (heads[0].base.shape or (0,))[-1]
-    count = units // shape[-1] if shape[-1] else 0
-    shapes = [each.base.shape or () for each in heads]
-    if count < 1 or not all(len(shape) == 3 for shape in shapes) or not all(each.are_of(count) for each in heads):
+    shapes, width = [base.shape or () for base, _, _ in heads], (first.inputs[0].shape or (0,))[-1]
+    if not width or not all(len(shape) == 3 for shape in shapes):
+        return None
+    units = shapes[0][-1]
+    count = units // width
+    if count < 1 or not all(_are_heads(moves, shape[-1], count) for (_, moves, _), shape in zip(heads, shapes)):
         return None
     last = _joined(product, count, units, consumers)
-    if heads[2].scale != 1 or last is None or (may_be_shared and (weights.scores.shape or ())[:1] == (1,)):
+    if heads[2][2] != 1 or last is None or (may_be_shared and (weights.scores.shape or ())[:1] == (1,)):
         return None
-    layout, projections = _projections([each.base for each in heads], consumers)
-    sizes = _Sizes(shapes[0][0], shapes[0][1], shapes[1][1], count)
-    scale *= heads[0].scale * heads[1].scale
+    layout, projections = _projections([base for base, _, _ in heads], consumers)
+    sizes = shapes[0][0], shapes[0][1], shapes[1][1], count
+    scale *= heads[0][2] * heads[1][2]
     return _attention(last, (first, product), weights, {"layout": layout, "scale": repr(scale)}, projections, sizes,
                       consumers)
 
@@ -228,18 +191,22 @@ def _interleaved(product: Node, consumers: Consumers) -> _Attention | None:
     if rest:
         return None
     return _attention(product, (first, product), weights, {"layout": "interleaved", "scale": repr(width ** -0.5)},
-                      dict(zip(names, first.inputs)), _Sizes(batch, queries, keys, heads), consumers)
+                      dict(zip(names, first.inputs)), (batch, queries, keys, heads), consumers)
 
 
 def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs: Mapping[str, object],
-               projections: Mapping[str, Entry], sizes: _Sizes, consumers: Consumers) -> _Attention | None:
+               projections: Mapping[str, Entry], sizes: tuple[int, int, int, int], consumers: Consumers
+               ) -> _Attention | None:
     """Return attention, if extras are for its heads and nothing else reads its inner results."""
-    heads = sizes.heads
+    batch, queries, keys, heads = sizes
+    rows = batch, queries, keys
+    shapes: Mapping[str, Sequence[tuple[int, ...]]] = {
+        "lengths": [(batch, queries)], "mask": [rows], "bias": [rows, (batch, 1, keys)]}
     if not _does(weights.moves, lambda batch, length: (batch * heads, length, length + 1), lambda x: x):
         return None
     inputs = dict(projections)
     for name, entry in weights.extras.items():
-        base = _before_repeat(entry, heads, sizes.shapes(name))
+        base = _before_repeat(entry, heads, shapes[name])
         if base is None:
             return None
         inputs[name] = base
@@ -247,8 +214,9 @@ def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs
     within = _within(last, inputs.values(), consumers)
     if not {id(products[0]), id(weights.softmax)} <= within:
         return None
-    return _Attention(last, products, weights.softmax, inputs, {**attrs, "heads": heads, **weights.attrs()},
-                     weights.dropout)
+    attrs = {**attrs, "heads": heads, **({} if weights.masked is None else {"masked": repr(weights.masked)}),
+             **({} if weights.dropout is None else {"p": weights.dropout.attrs.get("p", "0.5")})}
+    return _Attention(last, products, weights.softmax, inputs, attrs, weights.dropout)
 
 
 def _weights(entry: Entry) -> _Weights | None:
@@ -354,10 +322,18 @@ def _factor(node: Node) -> float:
     return scalar if node.op == "_mul_scalar" else 1 / scalar
 
 
-def _heads(entry: Entry, consumers: Consumers) -> _Heads:
+def _heads(entry: Entry, consumers: Consumers) -> tuple[Entry, list[Node], float]:
+    """Return a projection, its way to heads in the order in which operators run, and by what it is scaled."""
     base, nodes = _behind(entry, lambda each: consumers.is_read_once(each) and each.node.op in (*_MOVES, *_SCALES))
     scale = prod((_factor(node) for node in nodes if node.op in _SCALES), start=1.0)
-    return _Heads(base, [node for node in nodes if node.op in _MOVES], scale)
+    return base, [node for node in nodes if node.op in _MOVES], scale
+
+
+def _are_heads(moves: Sequence[Node], units: int, heads: int) -> bool:
+    """Tell whether (batch, length, units) becomes (batch * heads, length, width)."""
+    return units % heads == 0 and _does(
+        moves, lambda batch, length: (batch, length, units),
+        lambda x: x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3).reshape(-1, x.shape[1], units // heads))
 
 
 def _joined(product: Node, heads: int, units: int, consumers: Consumers) -> Node | None:

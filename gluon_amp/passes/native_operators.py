@@ -24,7 +24,7 @@ from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import WISHES, Consumers, Entry, Graph, Node, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import FP32, NEUTRAL, Cause, Decision, Rule
-from ..rules.shapes import BLOCK, has_avx2_kernel, is_slow_sum, pools_out_of_order, pools_to_means, values_behind
+from ..rules.shapes import BLOCK, has_avx2_kernel, is_slow_sum, lacks_softmax, pools_out_of_order, pools_to_means
 from ..rules.tables.groups import SOFTMAX, SUMS
 from . import channels_last, native_attention, native_recurrent
 from .activations import HARD_SWISH, SWISH
@@ -36,11 +36,6 @@ _NARROW = 16  # values in a row, below which they cannot be vectorised
 _SCALE_ROWS, _PRODUCTS = "_gluon_amp_scale_rows", ("broadcast_mul", "_npi_multiply")
 _KEEP_LAYOUT = ("Activation", "relu", "clip", "LeakyReLU", "BatchNorm", "elemwise_add", "_copy")
 Shapes = Sequence[Sequence[int]]
-
-
-def are_available(context: Context) -> bool:
-    """Tell whether there are operators in C++ for the device."""
-    return context.native is not None and context.policy.runs_native(context.device)
 
 
 def _values(node: Node) -> int:
@@ -82,14 +77,6 @@ class Replacement(NamedTuple):
     follows: Callable[[Node, Shapes], bool] | None = None
 
 
-def _gains_with_gradients(node: Node, context: Context) -> bool:
-    return context.facts.recorded
-
-
-def _draws_with_gradients(node: Node, context: Context) -> bool:
-    return context.facts.recorded and native_attention.may_draw(context)
-
-
 def _keeps_format(node: Node, consumers: Consumers) -> bool:
     """Tell whether boxes come and go in one format, and some are compared."""
     attrs = node.attrs
@@ -109,11 +96,6 @@ def _is_sloped(node: Node, shapes: Shapes) -> bool:
     return len(slopes) == 1 and (slopes[0] == 1 or (len(data) > 1 and slopes[0] == data[1]))
 
 
-def _is_pile(node: Node, consumers: Consumers) -> bool:
-    """Tell whether the product is of the last two axes of more."""
-    return len(node.inputs[0].shape or ()) > 2 and integer(node.attrs, "axis", -2) == -2
-
-
 def _is_matmul(node: Node, shapes: Shapes) -> bool:
     """Tell whether a pile is times another of the same leading dimensions, or times one matrix."""
     left, right = shapes
@@ -130,11 +112,9 @@ def _is_softmax_of_rows(node: Node, consumers: Consumers) -> bool:
 
 def _is_slow_softmax(node: Node, context: Context) -> bool:
     """Tell whether oneDNN runs it over the last axis only, not at all, or, without AVX512, no logarithm's gradient."""
-    behind = values_behind(node.inputs[0].shape or (), integer(node.attrs, "axis", -1))
-    return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or behind >= _NARROW
-            or (behind == 1 and node.op == "log_softmax" and context.facts.recorded
-                and context.device.channel_multiple == AVX2_VALUES
-                and (node.inputs[0].shape or (0,))[-1] >= AVX2_VALUES))
+    return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or lacks_softmax(
+        node.op, node.attrs, node.inputs[0].shape or (), _NARROW, context.facts.recorded,
+        context.device.channel_multiple != AVX2_VALUES))
 
 
 def _temperature(node: Node) -> float:
@@ -151,10 +131,8 @@ def _is_plain_resize(node: Node, consumers: Consumers) -> bool:
 
 
 def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
-    """Tell whether rows and weights are many, and the gradient of the data, which is always computed, is of use.
-
-    MXNet's takes data of one dimension for a column.
-    """
+    """Tell whether rows and weights are many, and the gradient of the data, which is always computed, is of use."""
+    # MXNet's takes data of one dimension for a column.
     data, weight = shapes
     return (len(data) > 1 and _rows(node, data) >= _MANY_ROWS and prod(weight) >= REPLACEMENTS["FullyConnected"].least
             and not node.inputs[0].node.is_variable)
@@ -162,16 +140,6 @@ def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
 
 def _rows(node: Node, data: Sequence[int]) -> int:
     return prod(data[:1] if is_set(node.attrs, "flatten", True) else data[:-1])
-
-
-def _is_slow_sum(node: Node, consumers: Consumers) -> bool:
-    """Tell whether all values are added up, which one thread does, or those along one axis, with some behind it."""
-    return is_slow_sum(node.attrs, node.inputs[0].shape or ())
-
-
-def _drops_values(node: Node, consumers: Consumers) -> bool:
-    """Tell whether single values are dropped, and nobody reads which."""
-    return native_attention.is_plain_dropout(Entry(node)) and consumers.is_first_only(node)
 
 
 def _pools_windows(node: Node, consumers: Consumers) -> bool:
@@ -186,10 +154,8 @@ def _pools_windows(node: Node, consumers: Consumers) -> bool:
 
 
 def _is_slow_pooling(node: Node, context: Context) -> bool:
-    """Tell whether oneDNN has no kernel for the gradient, or takes values one by one.
-
-    A shape rule keeps pooling in FP32 for its gradient, for which oneDNN's FP32 has no kernel either in some layouts.
-    """
+    """Tell whether oneDNN has no kernel for the gradient, or takes values one by one."""
+    # A shape rule keeps pooling in FP32 for its gradient, for which oneDNN's FP32 has no kernel either in some layouts.
     device, data = context.device, node.inputs[0]
     if is_set(node.attrs, "global_pool"):
         return (context.facts.recorded
@@ -211,17 +177,13 @@ def _lies_in_rows(data: Entry) -> bool:
         attrs is not None and not has_avx2_kernel(attrs, node.inputs[0].shape, node.shapes[0]))
 
 
-def _scales_rows(node: Node, shapes: Shapes) -> bool:
-    """Tell whether rows of data are times one factor each, as channels in squeeze and excite, in either order."""
-    return _are_factors(*shapes) or factors_come_first(node, shapes)
-
-
 def factors_come_first(node: Node, shapes: Shapes) -> bool:
     """Tell whether a node multiplies rows by factors, and these are its first input."""
     return node.op in _PRODUCTS and not _are_factors(*shapes) and _are_factors(*shapes[::-1])
 
 
 def _are_factors(data: Sequence[int], factors: Sequence[int]) -> bool:
+    """Tell whether rows of data are times one factor each, as channels in squeeze and excite."""
     axes = next((axis for axis in range(len(factors), 0, -1) if factors[axis - 1] != 1), 0)
     return len(data) == len(factors) and axes > 0 and data[:axes] == factors[:axes] and prod(data[axes:]) >= _NARROW
 
@@ -237,20 +199,28 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, work=_weights, fp32_inputs=(1, 2),
                                   follows=_is_inner_layer),
     "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations, follows=_is_matmul),
-    "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, work=_operations),
-    "LeakyReLU gelu": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, gains=_gains_with_gradients),
+    "_linalg_gemm2": Replacement(
+        "_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations,
+        fits=lambda node, _: len(node.inputs[0].shape or ()) > 2 and integer(node.attrs, "axis", -2) == -2),
+    "LeakyReLU gelu": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536,
+                                  gains=lambda _, context: context.facts.recorded),
     "LeakyReLU prelu": Replacement("_gluon_amp_prelu", (FLOAT32,), 1024, follows=_is_sloped,
                                    rule=Rule(NEUTRAL, fp32_inputs=(1,),
                                              note="native bfloat16 kernel; slopes are FP32")),
-    "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, _drops_values, gains=_draws_with_gradients,
-                           rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel")),
+    "Dropout": Replacement(
+        "_gluon_amp_dropout", (FLOAT32,), 16384,
+        lambda node, consumers: native_attention.is_plain_dropout(Entry(node)) and consumers.is_first_only(node),
+        gains=lambda _, context: context.facts.recorded and native_attention.may_draw(context),
+        rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel")),
     **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_softmax_of_rows, gains=_is_slow_softmax,
                        known=1, integers=(1,))
        for op in SOFTMAX},
     **dict.fromkeys(_PRODUCTS, Replacement(
-        _SCALE_ROWS, (FLOAT32,), 16384, work=_results, follows=_scales_rows,
+        _SCALE_ROWS, (FLOAT32,), 16384, work=_results,
+        follows=lambda node, shapes: _are_factors(*shapes) or factors_come_first(node, shapes),
         rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))),
-    **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32,), 16384, _is_slow_sum) for op in SUMS},
+    **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32,), 16384,
+                       lambda node, _: is_slow_sum(node.attrs, node.inputs[0].shape or ())) for op in SUMS},
     "Pooling": Replacement("_gluon_amp_pooling", (FLOAT32,), 16384, _pools_windows, gains=_is_slow_pooling),
     "_contrib_BilinearResize2D": Replacement("_gluon_amp_resize", (FLOAT32,), 16384, _is_plain_resize, work=_results,
                                              rule=Rule(NEUTRAL, note="native bfloat16 kernel")),
@@ -284,10 +254,8 @@ def native_operators(graph: Graph, context: Context) -> int:
 
 
 def _widen_thin_layers(graph: Graph, context: Context) -> None:
-    """Train dense layers of few rows in FP32: a cast of the weight, and of its gradient, costs more than it saves.
-
-    The weight would also be kept twice: AlexNet took 1.4 times the memory of FP32.
-    """
+    """Train dense layers of few rows in FP32: a cast of the weight, and of its gradient, costs more than it saves."""
+    # The weight would also be kept twice: AlexNet took 1.4 times the memory of FP32.
     if not (context.facts.trains and context.facts.recorded and context.device.mixes):
         return
     consumers = Consumers(graph)

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import Consumers, Entry, Graph, Node, Role, operator
+from ..graph import Consumers, Entry, Graph, Node, operator
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
@@ -31,14 +32,11 @@ def separate_parameters(node: Node) -> None:
     joined = node.inputs[1].node
     if joined.op != "_rnn_param_concat":
         return
-    parts = [entry.node.inputs[0] if _is_flattened(entry.node) else entry for entry in joined.inputs]
+    parts = [entry.node.inputs[0] if entry.node.op == "Reshape" and entry.node.attrs.get("shape") in ("-1", "(-1,)")
+             and not is_set(entry.node.attrs, "reverse") else entry for entry in joined.inputs]
     if [entry.shape for entry in parts] == _parameter_shapes(node):
         node.inputs = [node.inputs[0], *parts, *node.inputs[2:]]
         node.attrs = {**node.attrs, "separate": "True"}
-
-
-def _is_flattened(node: Node) -> bool:
-    return node.op == "Reshape" and node.attrs.get("shape") in ("-1", "(-1,)") and not is_set(node.attrs, "reverse")
 
 
 def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
@@ -97,10 +95,10 @@ def _masks(graph: Graph, node: Node, context: Context) -> list[Entry]:
     width = _directions(node) * integer(node.attrs, "state_size", 0)
     steps, batch = (node.inputs[0].shape or ())[:2]
 
-    def made(op: str, entry: Entry, last: int, **attrs: object) -> Node:
-        helper = operator(op, graph.new_name(f"{node.name}_{op.strip('_').lower()}"), [entry], entry, Role.HELPER,
-                          **attrs)
-        helper.dtypes, helper.shapes, helper.decision = [FLOAT32], [(steps, batch, last)], _MASKS
+    def made(op: str, entry: Entry, last: int, **attrs: Any) -> Node:
+        helper = operator(op, graph.new_name(f"{node.name}_{op.strip('_').lower()}"), [entry], entry,
+                          dtypes=[FLOAT32], shapes=[(steps, batch, last)], **attrs)
+        helper.decision = _MASKS
         return helper
 
     # The number of steps and sequences may be another at the next call: it is read off the data.

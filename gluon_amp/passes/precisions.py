@@ -151,20 +151,15 @@ def place_casts(graph: Graph, context: Context) -> int:
         return made[key]
 
     nodes = graph.nodes()
-    asked = [_wanted(node, context) for node in nodes]
+    # A pass that puts a node in without a decision may have planned its precision.
+    asked = [input_dtypes(node, context) if node.decision is not None else node.planned[:1] * len(node.inputs)
+             for node in nodes]
     for node, types in zip(nodes, asked):
         for position, wanted in enumerate(types):
             if wanted is not None:
                 node.inputs[position] = to(node.inputs[position], wanted)
     graph.heads = [to(head, FLOAT32) if dtype == FLOAT32 else head for head, dtype in zip(graph.heads, context.outputs)]
     return len(made)
-
-
-def _wanted(node: Node, context: Context) -> list[str | None]:
-    if node.decision is not None:
-        return input_dtypes(node, context)
-    # A pass that puts a node in may have planned its precision.
-    return [node.planned[0]] * len(node.inputs) if node.planned else []
 
 
 # In converted graphs casts are in their places already: passes that put operators in C++ into them place their own.
@@ -277,15 +272,14 @@ def consumers_of_sparse(graph: Graph, variables: Collection[str]) -> set[int]:
         if node.op == _MAKES_SPARSE:
             gives = node.attrs.get("stype") != _DENSE
         else:
-            gives = any(reads) and node.op not in _GIVE_DENSE and not (node.op == "dot" and _is_dense_dot(node, reads))
+            # Of a product one is dense that comes first, as it is, and nothing else is asked for.
+            is_dense = node.op in _GIVE_DENSE or (
+                node.op == "dot" and reads[0] and not is_set(node.attrs, "transpose_a")
+                and node.attrs.get("forward_stype", "None") == "None")
+            gives = any(reads) and not is_dense
         if gives:
             sparse.add(id(node))
     return found
-
-
-def _is_dense_dot(node: Node, reads: list[bool]) -> bool:
-    """Tell whether a product of a sparse tensor is dense: that comes first, as it is, and nothing else is asked for."""
-    return reads[0] and not is_set(node.attrs, "transpose_a") and node.attrs.get("forward_stype", "None") == "None"
 
 
 WITHOUT_SHAPES = "_while_loop"  # with it in a graph MXNet knows no shapes behind it before it runs the operators
@@ -294,11 +288,9 @@ _OF_DATA = ("RNN",)  # says the shapes of its other inputs, as of its first stat
 
 
 def unknown_forward(graph: Graph) -> set[Node]:
-    """Return the operators whose outputs have no known shape before MXNet infers shapes backward.
-
-    The first state of an unrolled recurrent cell is ``zeros(shape=(0, 50))``, whose batch MXNet finds from its users.
-    Operators of libraries are asked for shapes on the way forward, once, and see none of their outputs.
-    """
+    """Return the operators whose outputs have no known shape before MXNet infers shapes backward."""
+    # The first state of an unrolled recurrent cell is ``zeros(shape=(0, 50))``, whose batch MXNet finds from its users.
+    # Operators of libraries are asked for shapes on the way forward, once, and see none of their outputs.
     unknown: set[Node] = set()
     for node in graph.operators():
         lacking = [entry.node in unknown for entry in node.inputs[:1 if node.op in _OF_DATA else None]]

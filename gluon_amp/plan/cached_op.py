@@ -23,7 +23,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import bring_to_plain_layout, is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
-from .._mxnet.engine import check_waiting, readable, serialize_execution, waiting
+from .._mxnet.engine import as_callback, check_waiting, serialize_execution
 from .._mxnet.invoke import Callback, UpstreamCachedOp
 from .._mxnet.symbols import dtype_name, from_graph, keep_marks, to_graph
 from ..dtypes import FLOAT32, LOW_PRECISION
@@ -40,7 +40,6 @@ from .planner import Plan, Planner, refuse_inputs_of_loops
 
 _MOST_REQUESTS = 32
 _MANY_CALLS = 16  # that make up for the cached op that is made anew when another plan's turn is over
-_INLINE_LIMIT = 2  # MXNet's default
 _POSITIONS = ("data_indices", "param_indices")  # flags of cached ops that are positions of inputs
 Flags = Sequence[Tuple[str, Any]]
 
@@ -130,7 +129,7 @@ class RewritingCachedOp:
     def _is_inlined(self) -> bool:
         flags = dict(self.flags)
         operators = to_graph(self.symbol).operators()
-        return (not is_set(flags, "static_alloc") and len(operators) <= int(flags.get("inline_limit", _INLINE_LIMIT))
+        return (not is_set(flags, "static_alloc") and len(operators) <= int(flags.get("inline_limit", 2))
                 and any(node.op in TWICE_DIFFERENTIABLE for node in operators))
 
     def plan(self, args: Sequence[NDArray]) -> Plan | None:
@@ -168,9 +167,11 @@ class RewritingCachedOp:
         recording, training, traced = autograd.is_recording(), autograd.is_training(), self.traced
         sparse = frozenset(name for name, array in zip(self.names, args) if isinstance(array, BaseSparseNDArray))
         evaluates = traced.depends_on_evaluating and recording and not training
-        trains = traced.depends_on_training and recording and training and not self._hook  # which knows maps as NCHW
+        trains = "Convolution" in traced.ops and recording and training and not self._hook  # which knows maps as NCHW
+        # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
+        marked = (self.names[i] for i in self._data_positions if args[i].grad is not None)
         facts = Facts(dtypes=self._dtypes(args), device=state.key(args[0].context) if args else "cpu",
-                      accumulated=self._accumulated(args) if recording else frozenset(),
+                      accumulated=self.accumulating.union(marked) if recording else frozenset(),
                       concerned=self._concerns(args, evaluates) if recording else frozenset(),
                       sparse=sparse, dense=not sparse, recorded=recording or not traced.depends_on_recording,
                       trains=trains, evaluates=evaluates, own_gradients=self._own_gradients())
@@ -208,10 +209,8 @@ class RewritingCachedOp:
         return operation
 
     def _leave(self, last: Plan, plan: Plan, calls: int) -> None:
-        """Let static memory go where a plan's turn is over: MXNet's cached op has one for training and inference.
-
-        A plan whose turns are a few calls stays: its cached op is made anew only once.
-        """
+        """Let static memory go where a plan's turn is over: MXNet's cached op has one for training and inference."""
+        # A plan whose turns are a few calls stays: its cached op is made anew only once.
         is_static = is_set(dict(self.flags), "static_alloc") and last.facts.device == plan.facts.device
         goes = is_static and (calls >= _MANY_CALLS or last not in self._left)
         if goes and self._operations.pop(last, None) is self._plain:
@@ -235,10 +234,7 @@ class RewritingCachedOp:
         if (operation, self._hook) == self._observed:
             return
         callback, monitor_all = self._hook
-        callback = readable(callback)
-        if plan is not None and plan.runs_in_turn:
-            callback = waiting(callback)
-        self._callback = Callback(callback)
+        self._callback = as_callback(callback, waits=plan is not None and plan.runs_in_turn)
         operation._register_op_hook(self._callback, monitor_all)
         self._observed = (operation, self._hook)
 
@@ -254,20 +250,13 @@ class RewritingCachedOp:
         requests = self.requests
         asked = frozenset(name for name, array in zip(self.names, args)
                           if (requests[name] != "null" if name in requests else is_recorded(array)))
-        key = asked, evaluates
-        known = self._concerned.get(key)
-        return remember(self._concerned, key, self.traced.concerned(asked.__contains__, evaluates), _MOST_REQUESTS
-                        ) if known is None else known
-
-    def _accumulated(self, args: Sequence[NDArray]) -> frozenset[str]:
-        # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
-        marked = (self.names[i] for i in self._data_positions if args[i].grad is not None)
-        return self.accumulating.union(marked)
+        known = self._concerned.get((asked, evaluates))
+        return known if known is not None else remember(
+            self._concerned, (asked, evaluates), self.traced.concerned(asked.__contains__, evaluates), _MOST_REQUESTS)
 
 
 @lru_cache(maxsize=1)
-def _switched_off() -> State:
-    """Return a state without AMP, for graphs that have to be rewritten all the same: see :class:`.planner.Planner`."""
+def _switched_off() -> State:  # for graphs that have to be rewritten all the same
     return State({}, enabled=False)
 
 

@@ -17,7 +17,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _machine
-from .._mxnet.engine import check_waiting, readable, serialize_execution, waiting
+from .._mxnet.engine import as_callback, check_waiting, serialize_execution
 from .._mxnet.invoke import Callback
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of, to_graph
 from .._mxnet.trainers import trainer_of, trains_anything
@@ -37,7 +37,7 @@ _INSTEAD = "train the FP32 network under amp.init(), and convert it afterwards"
 
 
 def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
-    """Return arrays, or requests for gradients, by the names of the inputs: MXNet takes lists, and dicts of more."""
+    """Return what is given for inputs by their names: MXNet takes lists, and dicts of more."""
     if values is None:
         return {}
     pairs = values.items() if isinstance(values, dict) else zip(names, values)
@@ -178,8 +178,7 @@ class PlannedExecutor(Executor):
         """Call a function with the name and handle of every output of the operators that run."""
         refuse_inputs_of_loops(self.plan.traced.graph, monitor_all)
         self._callback = callback
-        callback = readable(callback)
-        self._kept = Callback(waiting(callback) if self.plan.runs_in_turn else callback)
+        self._kept = as_callback(callback, waits=self.plan.runs_in_turn)
         super().set_monitor_callback(self._kept, monitor_all)
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> Any:
@@ -271,7 +270,7 @@ def make_simple_bind(original: Callable) -> Callable:
         if state is None or not isinstance(ctx, mx.Context):
             return bound(symbol)
         try:
-            dtypes = input_dtypes(symbol, _only_inputs(symbol, type_dict or {}))
+            dtypes = input_dtypes(symbol, _by_name(type_dict, symbol.list_inputs()))
             shapes = _inferred_shapes(symbol, kwargs)
             sparse = _sparse(symbol, rest[0] if rest else kwargs.get("stype_dict"))
             binding = _binding(state, symbol, ctx, dtypes, shapes, requests, sparse, not sparse)
@@ -322,12 +321,6 @@ def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset
     return frozenset(name for name in symbol.list_inputs() if kinds.get(name, _DENSE[0]) not in _DENSE)
 
 
-def _only_inputs(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values given for a symbol's inputs: executors ignore other names, and inference refuses them."""
-    names = set(symbol.list_inputs())
-    return {name: value for name, value in given.items() if name in names}
-
-
 def _inferred_shapes(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    known = {name: shape for name, shape in _only_inputs(symbol, given).items() if isinstance(shape, tuple)}
+    known = {name: shape for name, shape in _by_name(given, symbol.list_inputs()).items() if isinstance(shape, tuple)}
     return {name: shape for name, shape in of_inputs(symbol, symbol.infer_shape_partial(**known)).items() if shape}

@@ -47,7 +47,8 @@ class Traced:
     def __init__(self, symbol: mx.sym.Symbol):
         self.symbol = symbol
         self.names = tuple(symbol.list_inputs())  # arguments and auxiliary states, in order
-        self._probes: dict[frozenset[str], _Probe] = {}
+        # By kinds of operators: these, where each of their first two inputs stands in a symbol, and the symbol.
+        self._probes: dict[frozenset[str], tuple[list[Node], dict[Any, int], mx.sym.Symbol | None]] = {}
 
     @cached_property
     def graph(self) -> Graph:
@@ -72,7 +73,7 @@ class Traced:
     @cached_property
     def depends_on_recording(self) -> bool:
         """Tell whether it runs otherwise where no gradients are asked for."""
-        return (bool(self.own_gradients) or self.has_defects or has_control_flow(self.graph)
+        return (bool(self.own_gradients) or self.has_defects
                 or any(replacement_of(node) is not None for node in self.graph.operators()))
 
     @cached_property
@@ -89,19 +90,19 @@ class Traced:
         return next(iter(inner + kept), "")
 
     @cached_property
-    def depends_on_training(self) -> bool:
-        """Tell whether it runs otherwise where operators are in their training mode."""
-        return any(node.op == "Convolution" for node in self.graph.operators())
+    def ops(self) -> frozenset[str]:
+        """The registered names of its operators."""
+        return frozenset(node.op for node in self.graph.operators())
 
     @cached_property
     def has_defects(self) -> bool:
         """Tell whether it has operators whose gradients MXNet may get wrong."""
-        return any(node.op in CONCERNED for node in self.graph.operators())
+        return not self.ops.isdisjoint(CONCERNED)
 
     @cached_property
     def depends_on_evaluating(self) -> bool:
         """Tell whether it has operators whose gradients MXNet gets wrong in inference only."""
-        return any(node.op in DEPEND_ON_MODE for node in self.graph.operators())
+        return not self.ops.isdisjoint(DEPEND_ON_MODE)
 
     def concerned(self, is_asked: Callable[[str], bool], evaluates: bool = False) -> frozenset[Concern]:
         """Name the gradients that MXNet would get wrong, where gradients of some inputs are asked for."""
@@ -142,10 +143,7 @@ class Traced:
                             if not self.is_converted and policy.depends_on_shape(node.op, device))
         is_native = kind == "cpu" and policy.runs_native(device) and native.any_is_available()
         replaced = following(self.graph) if is_native else frozenset()
-        ops = lowered | replaced
-        if ops not in self._probes:
-            self._probes[ops] = _Probe(self, ops)
-        read = self._probes[ops].shapes(dict(zip(self.names, shapes)))
+        read = self._read_by(lowered | replaced, dict(zip(self.names, shapes)))
         decided = {
             "in FP32": lambda node, found: (node.op in lowered
                                             and policy.kept_for(node.op, node.attrs, found[0], device)),
@@ -153,6 +151,22 @@ class Traced:
             "factors first": factors_come_first}
         return frozenset(Shaped(node.name, what) for what, holds in decided.items() for node, found in read
                          if holds(node, found))
+
+    def _read_by(self, ops: frozenset[str], known: Mapping[str, Sequence[int]]) -> list[tuple[Node, Shapes]]:
+        """Return operators of some kinds with the shapes of their first two inputs, which are empty where unknown."""
+        if ops not in self._probes:  # to infer these alone is many times faster than an analysis
+            nodes = [node for node in self.graph.operators() if node.op in ops and node.inputs]
+            data = {entry.key: entry for node in nodes for entry in node.inputs[:2]}
+            self._probes[ops] = nodes, {key: position for position, key in enumerate(data)}, from_graph(
+                Graph(list(data.values()), self.graph.attrs), self.symbol) if data else None
+        nodes, order, symbol = self._probes[ops]
+        if symbol is None:
+            return []
+        try:
+            inferred = infer_shapes(symbol, known)
+        except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
+            return []
+        return [(node, [inferred[order[entry.key]] or () for entry in node.inputs[:2]]) for node in nodes]
 
 
 def refuse_inputs_of_loops(graph: Graph, monitor_all: bool) -> None:
@@ -178,26 +192,6 @@ def _inside(node: Node) -> Iterator[Node]:
     for inner in (each for part in subgraphs_of(node) for each in part.operators()):
         yield inner
         yield from _inside(inner)
-
-
-class _Probe:
-    """Infers only the shapes that some kinds of operators read, which is many times faster than an analysis."""
-
-    def __init__(self, traced: Traced, ops: frozenset[str]):
-        self.nodes = [node for node in traced.graph.operators() if node.op in ops and node.inputs]
-        data = {entry.key: entry for node in self.nodes for entry in node.inputs[:2]}
-        self.order = {key: position for position, key in enumerate(data)}
-        self.symbol = from_graph(Graph(list(data.values()), traced.graph.attrs), traced.symbol) if data else None
-
-    def shapes(self, known: Mapping[str, Sequence[int]]) -> list[tuple[Node, Shapes]]:
-        """Return the operators with the shapes of their first two inputs, which are empty where unknown."""
-        if self.symbol is None:
-            return []
-        try:
-            inferred = infer_shapes(self.symbol, known)
-        except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
-            return []
-        return [(node, [inferred[self.order[entry.key]] or () for entry in node.inputs[:2]]) for node in self.nodes]
 
 
 def policy_for(traced: Traced, state: State, device: str, low: bool, half: bool = False) -> Policy | None:
@@ -281,23 +275,11 @@ class Plan:
             return f"The operator {node.name} ({node.op}) was inserted by AMP. {remedy}"
         types = ", ".join(str(entry.dtype) for entry in node.inputs)
         rule = f"rule {node.decision.rule}: {node.decision.note}" if node.decision is not None else "as traced"
-        return (f"The operator {node.name} ({node.kind}) ran under AMP with inputs of {types} ({rule}). {remedy}; "
-                f"{_remedy(node)}")
-
-
-def _remedy(node: Node) -> str:
-    if node.replaced:
+        told = f"The operator {node.name} ({node.kind}) ran under AMP with inputs of {types} ({rule}). {remedy}; "
+        if not node.replaced:
+            return f"{told}amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32"
         name = "channels_last" if node.op in channels_last.NATIVE else "native_operators"
-        return f"it ran in C++ of this package ({node.op}): amp.init(disable_passes=['{name}']) keeps MXNet's"
-    return f"amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32"
-
-
-class _Made:
-    """The plans under one setting."""
-
-    def __init__(self) -> None:
-        self.shaped: dict[Any, frozenset[Shaped]] = {}  # by the shapes of the data
-        self.plans: dict[Facts, Plan] = {}
+        return (f"{told}it ran in C++ of this package ({node.op}): amp.init(disable_passes=['{name}']) keeps MXNet's")
 
 
 class Planner:
@@ -306,29 +288,22 @@ class Planner:
     def __init__(self, symbol: mx.sym.Symbol, data_positions: Sequence[int] = ()):
         self.traced = Traced(symbol)
         self._data_positions = data_positions  # of the inputs that blocks around may give in low precision
-        # A setting that is gone for good takes its plans along.
-        self._made: WeakKeyDictionary[State, _Made] = WeakKeyDictionary()
+        # For each setting what shapes of the data decide, and plans by facts. One that is gone takes them along.
+        self._made: WeakKeyDictionary[State, tuple[dict[Any, frozenset[Shaped]], dict[Facts, Plan]]]
+        self._made = WeakKeyDictionary()
 
     def plan(self, state: State, facts: Facts, changing: Shapes, shapes: Callable[[], Shapes]) -> Plan:
-        """Return the plan for a call.
-
-        ``facts`` lack the decisions that depend on shapes. ``changing`` are the shapes that may differ from call to
-        call, and ``shapes`` gives the shapes of all inputs.
-        """
-        made = self._made.get(state)
-        if made is None:
-            made = self._made[state] = _Made()
+        """Return the plan for a call."""
+        # ``facts`` lack the decisions that depend on shapes. ``changing`` are the shapes that may differ from call to
+        # call, and ``shapes`` gives the shapes of all inputs.
+        decided, plans = self._made.get(state) or self._made.setdefault(state, ({}, {}))
         key = (facts.device, *changing)
-        shaped = made.shaped.get(key)
+        shaped = decided.get(key)
         if shaped is None:
-            shaped = self.traced.shaped(state, facts.device, shapes())
-            remember(made.shaped, key, shaped, MOST_SHAPES)
+            shaped = remember(decided, key, self.traced.shaped(state, facts.device, shapes()), MOST_SHAPES)
         facts = facts._replace(shaped=shaped) if shaped else facts
-        plan = made.plans.get(facts)
-        if plan is None:
-            plan = self._make(state, facts, tuple(shapes()))
-            remember(made.plans, facts, plan, MOST_PLANS)
-        return plan
+        plan = plans.get(facts)
+        return remember(plans, facts, self._make(state, facts, tuple(shapes())), MOST_PLANS) if plan is None else plan
 
     def _make(self, state: State, facts: Facts, shapes: Shapes) -> Plan:
         traced, dtypes = self.traced, list(facts.dtypes)

@@ -35,11 +35,6 @@ class Rule:
     note: str = ""  # the reason, shown to users
     cause: Cause = Cause.TABLE  # the kind of reason
 
-    @property
-    def is_conditional(self) -> bool:
-        """Whether it holds for some uses of an operator only."""
-        return self.when is not None or self.min_channels > 0
-
     @cached_property
     def decision(self) -> Decision:
         """The decision where the rule holds."""
@@ -75,7 +70,6 @@ def precision(decision: Decision, types: Sequence[Any], fp32: Any, low: Any) -> 
     return low if decision.rule == WIDEST and fp32 not in data else fp32
 
 
-_SCALAR = ("scalar",)
 # The parameters of an operator that are values like its data's.
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "clip": ("a_min", "a_max"), "hard_sigmoid": ("alpha", "beta"), "LeakyReLU": ("slope",), "Pad": ("constant_value",),
@@ -85,7 +79,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 def constants_of(op: str) -> tuple[str, ...]:
     """Name the parameters of an operator that are values like its data's."""
-    return _SCALAR if op.endswith("scalar") else _PARAMETERS.get(op, ())
+    return ("scalar",) if op.endswith("scalar") else _PARAMETERS.get(op, ())
 
 
 def number(text: str | None) -> float | None:

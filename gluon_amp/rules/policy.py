@@ -191,7 +191,7 @@ class Policy:
     def fixed(self, op: str, device: Device = ANY_DEVICE) -> Decision | None:
         """Return the decision on every use of an operator; None when it depends on the use."""
         first = self._rules(op)[0]
-        depends = (first.is_conditional or self.depends_on_shape(op, device)
+        depends = (first.when or first.min_channels or self.depends_on_shape(op, device)
                    or (constants_of(op) and may_lower(first.decision)))
         return None if depends else first.decision
 
@@ -280,7 +280,10 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
     conditional = [_possible(condition, parameters) for condition in _conditions(conditional_fp32_ops, known_ops)]
     listed = {"target_precision_ops": lower, "fp32_ops": forced,
               "conditional_fp32_ops": [name for name, _, _ in conditional]}
-    _check_disjoint(listed)
+    for pair in combinations(listed, 2):
+        common = sorted(set(listed[pair[0]]) & set(listed[pair[1]]))
+        if common:
+            raise PolicyError(f"operators can be in one list only; in both {' and '.join(pair)}: {', '.join(common)}")
     overrides: dict[str, tuple[Rule, ...]]
     overrides = {name: (Rule(FP32, note="in the fp32_ops list", cause=Cause.USER_LIST),) for name in forced}
     for name, attribute, values in conditional:
@@ -332,7 +335,7 @@ def _possible(condition: ConditionalOp, parameters: Callable[[str], Mapping[str,
     """Return a condition with its values in every spelling; raise PolicyError for one that no operator can meet."""
     op, attribute, values = condition
     texts = [str(value).replace(" ", "") for value in values]
-    if parameters is None or op in _ANY_ATTRIBUTE:
+    if parameters is None or op == "Custom":  # which takes parameters that MXNet does not know
         return op, attribute, texts
     known = {name: kind for name, kind in parameters(op).items() if not kind.startswith(_INPUTS)}
     if attribute not in known:
@@ -348,7 +351,6 @@ def _possible(condition: ConditionalOp, parameters: Callable[[str], Mapping[str,
                            if choices == _BOOLEANS or spelling == text]
 
 
-_ANY_ATTRIBUTE = ("Custom",)  # operators that take parameters which MXNet does not know
 _INPUTS = ("NDArray", "Symbol", "ndarray", "tuple of <NDArray")  # the types of inputs
 _FALSE, _TRUE = ("False", "false", "0"), ("True", "true", "1")
 _BOOLEANS = (*_FALSE, *_TRUE)
@@ -366,10 +368,3 @@ def _registered(argument: str, name: str, known: Mapping[str, str]) -> str:
     if name not in known:
         raise PolicyError(f"{argument}: MXNet has no operator {name!r}.{closest(name, known)}")
     return known[name]
-
-
-def _check_disjoint(listed: Mapping[str, Sequence[str]]) -> None:
-    for first, second in combinations(listed, 2):
-        common = sorted(set(listed[first]) & set(listed[second]))
-        if common:
-            raise PolicyError(f"operators can be in one list only; in both {first} and {second}: {', '.join(common)}")

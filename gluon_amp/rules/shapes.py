@@ -36,7 +36,11 @@ def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
     """Tell whether a part of a convolution's filters meets padding only, as with small maps and wide padding."""
     if is_channels_last(attrs):
         return False
-    return any(_is_idle(*window) for window in _windows(attrs, shape))
+    for kernel, stride, pad, dilate, size in _windows(attrs, shape):
+        starts = [place * stride - pad for place in range(_positions(kernel, stride, pad, dilate, size))]
+        if size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel)):
+            return True
+    return False
 
 
 def _windows(attrs: Mapping[str, str], shape: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
@@ -50,19 +54,12 @@ def _positions(kernel: int, stride: int, pad: int, dilate: int, size: int) -> in
     return (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
 
 
-def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool:
-    starts = [position * stride - pad for position in range(_positions(kernel, stride, pad, dilate, size))]
-    return size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel))
-
-
 BLOCK = 16  # channels that oneDNN keeps side by side
 
 
 def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool, block: int = BLOCK) -> bool:
-    """Tell whether a pooling's gradient has an order of axes that only oneDNN's slow reference kernels take.
-
-    ``block`` is how many channels oneDNN keeps side by side.
-    """
+    """Tell whether a pooling's gradient has an order of axes that only oneDNN's slow reference kernels take."""
+    # ``block`` is how many channels oneDNN keeps side by side.
     # Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
     # more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
     # and, between AMX kernels, which keep channels innermost, the batch.
@@ -111,11 +108,6 @@ def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
     return square and plain and wide and not is_channels_last(attrs)
 
 
-def is_of_volumes(attrs: Mapping[str, str]) -> bool:
-    """Tell whether a convolution has three axes beside batch and channels."""
-    return len(integers(attrs, "kernel")) == 3
-
-
 def splits_blocks(attrs: Mapping[str, str]) -> bool:
     """Tell whether a depthwise convolution is of no whole blocks of channels, as MobileNet v3's and Xception's."""
     filters, groups = integer(attrs, "num_filter", 0), integer(attrs, "num_group", 1)
@@ -133,7 +125,7 @@ _SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values
 
 SHAPE_RULES: tuple[ShapeRule, ...] = (
     *(ShapeRule(op, FLOAT16, lambda attrs, shape, amx: len(shape) == 1, _SUM) for op in ("dot", "_np_dot")),
-    ShapeRule("Deconvolution", FLOAT16, lambda attrs, shape, amx: is_of_volumes(attrs),
+    ShapeRule("Deconvolution", FLOAT16, lambda attrs, shape, amx: len(integers(attrs, "kernel")) == 3,
               Decision(FP32, Cause.SHAPE, "only oneDNN has a kernel for three dimensions, whose backward ends the "
                                           "process where the weight is cast", safe=False),
               training=True, imitated=True),
@@ -166,26 +158,24 @@ def pools_to_means(attrs: Mapping[str, str]) -> bool:
 
 
 def has_avx2_kernel(attrs: Mapping[str, str], data: Sequence[int] | None, result: Sequence[int] | None) -> bool:
-    """Tell whether oneDNN has a kernel for a convolution without AVX512: others are products of matrices to it.
-
-    Channels are whole blocks of 8, or an image's. Padding is at most 3 wide, and not wider than the result.
-    Filters of more than 7 columns have no padding where they have strides. Unknown shapes count as fitting.
-    """
+    """Tell whether oneDNN has a kernel for a convolution without AVX512: others are products of matrices to it."""
+    # Channels are whole blocks of 8, or an image's. Padding is at most 3 wide, and not wider than the result. Filters
+    # of more than 7 columns have no padding where they have strides. Unknown shapes count as fitting.
     if not data or not result:
         return True
     groups, before, after = integer(attrs, "num_group", 1), data[1], result[1]
     if groups == after:
         return after % AVX2_VALUES == 0
     is_whole = (groups == 1 and before < AVX2_VALUES) or before // groups % AVX2_VALUES == 0
-    return is_whole and after // groups % AVX2_VALUES == 0 and _is_padded_little(attrs, result[-1])
+    pads, is_strided = integers(attrs, "pad") or [0], any(stride > 1 for stride in integers(attrs, "stride"))
+    return (is_whole and after // groups % AVX2_VALUES == 0 and pads[-1] <= min(3, result[-1])
+            and not (is_strided and any(pads) and integers(attrs, "kernel")[-1] > 7))
 
 
 def has_avx512_kernel(attrs: Mapping[str, str], weight: Sequence[int] | None) -> bool:
-    """Tell whether oneDNN has a kernel for an FP32 convolution with AVX512: others are products of matrices to it.
-
-    Output channels are whole blocks of 16, or of 8 where the input's are, or those of an image; channels of each group
-    are multiples of 4, and depthwise ones of 8. Unknown shapes count as fitting.
-    """
+    """Tell whether oneDNN has a kernel for an FP32 convolution with AVX512: others are products of matrices to it."""
+    # Output channels are whole blocks of 16, or of 8 where the input's are, or the input is an image; channels of each
+    # group are multiples of 4, and depthwise ones of 8. Unknown shapes count as fitting.
     if not weight:
         return True
     groups, after, before = integer(attrs, "num_group", 1), weight[0], weight[1]
@@ -196,15 +186,16 @@ def has_avx512_kernel(attrs: Mapping[str, str], weight: Sequence[int] | None) ->
     return after % BLOCK == 0 or (after % AVX2_VALUES == 0 and (before < 4 or before % AVX2_VALUES == 0))
 
 
-def _is_padded_little(attrs: Mapping[str, str], width: int) -> bool:
-    pads = integers(attrs, "pad") or [0]
-    is_strided = any(stride > 1 for stride in integers(attrs, "stride"))
-    return pads[-1] <= min(3, width) and not (is_strided and any(pads) and integers(attrs, "kernel")[-1] > 7)
-
-
 def values_behind(shape: Sequence[int], axis: int) -> int:
     """Return how many values of a tensor lie behind one along an axis: 1 for the last one."""
     return prod(shape[axis % len(shape) + 1:]) if shape else 1
+
+
+def lacks_softmax(op: str, attrs: Attrs, shape: Shape, narrow: int, is_recorded: bool, has_avx512: bool) -> bool:
+    """Tell whether oneDNN does not run a softmax, with ``narrow`` values behind its axis, or a logarithm's gradient."""
+    behind = values_behind(shape, integer(attrs, "axis", -1))
+    return behind >= narrow or (behind == 1 and op == "log_softmax" and is_recorded and not has_avx512
+                                and (shape or (0,))[-1] >= AVX2_VALUES)
 
 
 def is_slow_sum(attrs: Attrs, shape: Sequence[int]) -> bool:

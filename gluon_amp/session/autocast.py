@@ -22,7 +22,6 @@ from . import hooks
 from .init import is_switched_on
 
 _MARK = "__amp_custom__"
-Region = Callable[[], ContextManager]
 
 
 # The regions that were entered and not left, and the calls of hybrid blocks that each hides: an object may be entered
@@ -134,7 +133,7 @@ def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
     return state
 
 
-def run_in(region: Region, function: Callable, prepared: Callable | None = None) -> Callable:
+def run_in(region: Callable[[], ContextManager], function: Callable, prepared: Callable | None = None) -> Callable:
     """Return a function that runs in a region; ``prepared`` changes its arguments there."""
     if any(kind(function) for kind in (inspect.isgeneratorfunction, inspect.iscoroutinefunction,
                                        inspect.isasyncgenfunction)):

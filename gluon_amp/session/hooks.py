@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Iterator, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
 import mxnet as mx
 from mxnet import autograd
@@ -23,11 +23,11 @@ from .._mxnet import trainers
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Callback, Invoke
 from .._mxnet.optimizer_states import STATES_BEGIN
-from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
+from .._mxnet.symbols import make_symbol_creator, make_written
 from ..context import Replaced
 from ..dtypes import BFLOAT16
 from ..eager.applier import is_low, make_invoke, release
-from ..eager.custom_operators import make_registry
+from ..eager.custom_operators import References
 from ..eager.gradient_fixes import NOT_TWICE
 from ..eager.loss_scale import loss_scale
 from ..eager.native import make_native_invoke
@@ -124,11 +124,18 @@ def _make_invoke(original: Invoke) -> Invoke:
 def _make_function_call(original: Callable) -> Callable:
     @functools.wraps(original)
     def call(function: autograd.Function, *inputs: Any) -> Any:
+        def in_fp32(method: Callable) -> Callable:
+            @functools.wraps(method)
+            def run(*args: Any) -> Any:
+                with in_force.off():
+                    return method(*args)
+            return run
+
         policy = in_force.eager(inputs)
         if policy is None or hasattr(type(function).forward, "__amp_custom__"):
             return original(function, *inputs)
         # Not written for AMP: FP32 in, and no casts inside, forward and backward.
-        function.backward = _within(in_force.off, function.backward)
+        function.backward = in_fp32(function.backward)
         inputs = release(inputs, policy, in_force.invoke)
         with in_force.off():
             return original(function, *inputs)
@@ -174,14 +181,6 @@ def _make_view(original: Callable) -> Callable:
     return view
 
 
-def _within(region: Callable[[], ContextManager], function: Callable) -> Callable:
-    @functools.wraps(function)
-    def inside(*args: Any) -> Any:
-        with region():
-            return function(*args)
-    return inside
-
-
 def _make_tensordot(original: Callable) -> Callable:
     @functools.wraps(original)
     def tensordot(first: Any, second: Any, axes: Any) -> Any:
@@ -215,13 +214,6 @@ def _make_load_states(original: Callable) -> Callable:
     return load_states
 
 
-def _make_amp_loss_scale(original: Any) -> property:
-    def amp_loss_scale(trainer: Trainer) -> float:
-        """Return the loss scale for the next backward; 1.0 without a loss scaler."""
-        return getattr(getattr(trainer, "_amp_loss_scaler", None), "loss_scale", 1.0)
-    return property(amp_loss_scale, doc=amp_loss_scale.__doc__)
-
-
 # Symbols that were converted for inference are not trained, and take no other parameters than their own, without AMP,
 # too; under AMP a symbol that is bound is planned first.
 _OF_CONVERTED: _Replacements = (
@@ -242,7 +234,7 @@ _REPLACEMENTS: _Replacements = (
     # In another block's trace the operators of a SymbolBlock carry the mark of the region around its call.
     (SymbolBlock, "forward", make_symbol_block_forward),
     (autograd.Function, "__call__", _make_function_call),  # a user's code expects FP32
-    (mx.operator, "_registry", make_registry),  # likewise
+    (mx.operator._registry, "ref_holder", References),  # likewise
     # Errors about gradients of gradients say what to do, those of hooks are raised, and gradients that operators make
     # on their own carry the scale of the loss.
     (autograd, "grad", functools.partial(_make_backward, writes=False)),
@@ -256,8 +248,11 @@ _REPLACEMENTS: _Replacements = (
     (mx.np.ndarray, "__getitem__", _make_view),
     (Trainer, "_update", _make_update),  # running statistics, and gradients with another loss scale
     (Trainer, "load_states", _make_load_states),  # files of ``amp.save_states``, which MXNet cannot read
-    (Trainer, "amp_loss_scale", _make_amp_loss_scale),  # a property that MXNet does not have
-    (mx.sym.Symbol, "tojson", make_tojson),  # no marks of regions
-    (mx.sym.Symbol, "save", make_save),  # likewise
+    # A property that MXNet does not have.
+    (Trainer, "amp_loss_scale", lambda _: property(
+        lambda trainer: getattr(trainers.attached(trainer), "loss_scale", 1.0),
+        doc="The loss scale for the next backward; 1.0 without a loss scaler.")),
+    (mx.sym.Symbol, "tojson", make_written),  # no marks of regions
+    (mx.sym.Symbol, "save", make_written),  # likewise
     (Executor, "forward", executors.make_forward),  # executors that were bound before AMP was switched on
 )

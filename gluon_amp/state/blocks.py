@@ -34,12 +34,11 @@ def is_target(block: Block, target: Block | type | str) -> bool:
 
 
 class Exclusions:
-    """The blocks, classes of blocks, and names of blocks with wildcards that are kept in FP32.
+    """The blocks, classes of blocks, and names of blocks with wildcards that are kept in FP32."""
 
-    A block is kept in FP32 with all blocks inside it, whatever calls them; a class or a name reaches the blocks inside
-    of the blocks it fits in the network that is called. Answers are kept until a target is added, or a block anywhere
-    gets another child.
-    """
+    # A block is kept in FP32 with all blocks inside it, whatever calls them; a class or a name reaches the blocks
+    # inside of the blocks it fits in the network that is called. Answers are kept until a target is added, or a block
+    # anywhere gets another child.
 
     def __init__(self) -> None:
         self.clear()
@@ -54,7 +53,8 @@ class Exclusions:
 
     def _begin_again(self, children: int) -> None:
         self._children = children
-        self._below: weakref.WeakSet[Block] | None = None  # the blocks, and all blocks that are inside of them now
+        # the blocks, and all blocks that are inside of them now
+        self._below = weakref.WeakSet(inner for block in self._blocks for inner in descendants(block))
         # With its class, which may be exchanged: whether a block is excluded wherever it is called.
         self._answers: weakref.WeakKeyDictionary[Block, tuple[type, bool]] = weakref.WeakKeyDictionary()
         self._inside: weakref.WeakKeyDictionary[Block, weakref.WeakSet[Block]] = weakref.WeakKeyDictionary()
@@ -80,7 +80,7 @@ class Exclusions:
             self._begin_again(children)
         known = self._answers.get(block)
         if known is None or known[0] is not type(block):
-            known = self._answers[block] = type(block), block in self._all_below() or self._fits(block)
+            known = self._answers[block] = type(block), block in self._below or self._fits(block)
         return known[1]
 
     def inside(self, outermost: Block, children: int, is_traced: bool = False) -> Container[Block]:
@@ -96,11 +96,6 @@ class Exclusions:
             found = self._inside[outermost] = weakref.WeakSet(subtrees(outermost, self._fits))
         return found
 
-    def _all_below(self) -> weakref.WeakSet[Block]:
-        if self._below is None:
-            self._below = weakref.WeakSet(inner for block in self._blocks for inner in descendants(block))
-        return self._below
-
     def _fits(self, block: Block) -> bool:
         return any(is_target(block, pattern) for pattern in self._patterns)
 
@@ -108,17 +103,13 @@ class Exclusions:
         """Warn of names that no block has, as the first network runs."""
         if not outermost.collect_params():  # a loss is no network
             return
-        living = list(_living_blocks())
+        living = [thing for thing in gc.get_objects() if issubclass(type(thing), Block) and "_prefix" in vars(thing)]
         for name in self._unseen:
             if not any(is_target(block, name) for block in living):
                 hint = closest(name, [block.name for block in descendants(outermost)])
                 warn(f"amp.exclude: no block {name!r} is in {outermost.name!r} or in another network: it excludes "
                      f"nothing.{hint}")
         self._unseen = []
-
-
-def _living_blocks() -> Iterator[Block]:
-    return (thing for thing in gc.get_objects() if issubclass(type(thing), Block) and "_prefix" in thing.__dict__)
 
 
 class Network(NamedTuple):

@@ -33,7 +33,6 @@ SAFE_ACCUMULATION = "MXNET_SAFE_ACCUMULATION"  # 1: sums of float16 values are k
 # MXNet's own kernels of these operators add up in the type of their data, unless the variable is set.
 _SUMMING = (*groups.SOFTMAX, *groups.NORMS, "softmin", *groups.SUMS, *groups.NUMPY_SUMS, *groups.NORMS_OF_TENSORS)
 _before: dict[str, str | None] = {}  # values of the variables that `prepare_gpus` has set
-_CONVOLUTION = {"kernel": "(3, 3)", "pad": "(1, 1)", "no_bias": "True"}
 
 
 def lacks_onednn(environ: Mapping[str, str]) -> str:
@@ -119,9 +118,7 @@ def _measured_gain() -> float:
     _machine.take_little_memory()  # MXNet reads these settings with its first operator
 
     def least_times() -> tuple[float, float]:  # on a busy machine medians are off by more than the types differ by
-        times = [time_in_both("Convolution", {**_CONVOLUTION, "num_filter": str(channels)},
-                              [(_PROBED_BATCH, channels, side, side), (channels, channels, 3, 3)], BFLOAT16,
-                              training=True, rounds=_PROBES, device=mx.cpu(), of=min) for channels, side in _PROBED]
+        times = [time_in_both((_PROBED_BATCH, channels, side, side), _PROBES) for channels, side in _PROBED]
         fp32, low = map(sum, zip(*times))
         return fp32, low
 
@@ -174,9 +171,9 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
         warn_once(f"NVIDIA's driver does not work, so that there are no GPUs and AMP runs on the CPU: {broken}")
     for name, own in chosen.items():
         if own.dtype == FLOAT32 and name.startswith("gpu") and requested is None:
-            warn_once(f"AMP stays in FP32 on the {_for_people(name)}: {own.reason}. Use another device")
+            warn_once(f"AMP stays in FP32 on the {name.upper()}: {own.reason}. Use another device")
         if own.dtype == FLOAT32 and name.startswith("gpu") and requested == BFLOAT16:
-            warn_once(f"AMP stays in FP32 on the {_for_people(name)}, which MXNet has no bfloat16 kernels for: "
+            warn_once(f"AMP stays in FP32 on the {name.upper()}, which MXNet has no bfloat16 kernels for: "
                       "bfloat16 was asked for. amp.init() without a type runs each device in its best one")
         if requested is None and own.dtype == FLOAT32 and name == "cpu" and lost_amx():
             warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
@@ -211,10 +208,6 @@ def warn_once(text: str) -> None:
         warn(text)
 
 
-def _for_people(device: str) -> str:
-    return "GPU" if device == "gpu" else device.upper()
-
-
 def prepare_gpus(policies: Mapping[str, Policy]) -> None:
     """Set MXNet's variables for GPUs as policies need them, and say so; :func:`restore_gpus` undoes it."""
     # MXNet reads the variable for fusion as it sets a graph up, the other one at each call.
@@ -227,7 +220,9 @@ def prepare_gpus(policies: Mapping[str, Policy]) -> None:
         warn_once(f"{_machine.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, "
                   f"in FP32 as well. Update NVIDIA's driver, or set {_machine.NO_FUSION}=0 yourself for networks "
                   "without AMP")
-    if SAFE_ACCUMULATION not in os.environ and any(map(_sums_in_float16, on_gpus)):
+    # A user's list, or a level, may let an operator that adds up run in float16.
+    if SAFE_ACCUMULATION not in os.environ and any(policy.target_dtype == FLOAT16 and any(
+            policy.decide(op, {}).rule != FP32 for op in _SUMMING) for policy in on_gpus):
         _put(SAFE_ACCUMULATION, "1")
 
 
@@ -244,8 +239,3 @@ def restore_gpus() -> None:
 def _put(name: str, value: str) -> None:
     _before.setdefault(name, os.environ.get(name))
     os.environ[name] = value
-
-
-def _sums_in_float16(policy: Policy) -> bool:
-    """Tell whether a user's list, or a level, lets an operator that adds up run in float16."""
-    return policy.target_dtype == FLOAT16 and any(policy.decide(op, {}).rule != FP32 for op in _SUMMING)

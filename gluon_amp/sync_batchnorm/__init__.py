@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 import mxnet as mx
-from mxnet.gluon import Block
+from mxnet.gluon import Block, HybridBlock
 
 from .. import checks, parallel
 from .._mxnet import batch_norms, gpus
 from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm
-from .._mxnet.blocks import descendants
+from .._mxnet.blocks import descendants, forget_trace
 from .._mxnet.symbols import dtype_name
 from ..errors import StateError, expected, warn
 from .operator import OPERATOR, Allreduce, Layer
@@ -68,7 +68,8 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     else:
         for block in blocks:
             CustomBatchNorm.take(block, OPERATOR, Layer(count, allreduce, prepare), **_kernel(block, "axis"))
-    batch_norms.forget_traces(net)
+    for block in filter(lambda block: isinstance(block, HybridBlock), descendants(net)):
+        forget_trace(block)  # traced again at its next call
     return net
 
 

@@ -270,7 +270,7 @@ class TrainerScaler:
         """Answer the trainer, which skips its update when this is true."""
         self.mark_fresh()
         scale = self.scaler.loss_scale
-        is_forgotten = not self.is_scaled and scale != 1.0 and trainers.has_gradients(self.trainer)
+        is_forgotten = not self.is_scaled and scale != 1.0 and any(trainers.named_gradients(self.trainer))
         if is_forgotten and not trainers.is_scaled_by_hand(self.trainer, scale):
             raise StateError("step: no loss was scaled since the last step, so the gradients lack the loss scale. Use "
                              "`with amp.scale_loss(loss, trainer) as scaled_loss:` for every backward pass")

@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -68,18 +66,6 @@ def script(tmp_path):
     path.write_text("import sys\nprint('begins', file=sys.stderr, flush=True)\n"
                     "from gluon_amp.cli import main\nsys.exit(main())\n")
     return [sys.executable, str(path)]
-
-
-@pytest.mark.parametrize(("seconds", "as_module"), [(0.3, False), (0.8, False), (0.6, True)])
-def test_an_interrupt_of_the_imports_leaves_no_traceback(script, seconds, as_module):
-    words = [sys.executable, "-v", "-m", "gluon_amp", "check"] if as_module else [*script, "check"]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as command:
-        assert any("gluon_amp/_start" in line if as_module else line == "begins\n" for line in command.stderr)
-        time.sleep(seconds)
-        command.send_signal(signal.SIGINT)
-        said = command.communicate(timeout=60)[1]
-    assert command.returncode in (-signal.SIGINT, 130)
-    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("arguments", ["--help", "check"])

@@ -119,9 +119,9 @@ def test_a_gradient_is_added_behind_a_sum(served):
 def isa(request, monkeypatch):
     """A CPU whose instruction set is this one."""
     monkeypatch.setattr(native, "cpu_support", lambda: dtypes.cpu_support(request.param))
-    native._kernels.cache_clear()
+    native._has_avx512.cache_clear()
     yield request.param
-    native._kernels.cache_clear()
+    native._has_avx512.cache_clear()
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])

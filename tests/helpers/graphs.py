@@ -56,7 +56,7 @@ def rewrite(graph, policy, device=ANY_DEVICE, **settings):
 def plans_of(net):
     """Return what was planned for a hybridized network, or for an executor, under all settings."""
     planner = net.binding.planner if hasattr(net, "binding") else net._cached_op.planner
-    return [plan for made in planner._made.values() for plan in made.plans.values()]
+    return [plan for _, plans in planner._made.values() for plan in plans.values()]
 
 
 def rewritten(target, *heads, accumulated=(), policy=None, device=ANY_DEVICE):

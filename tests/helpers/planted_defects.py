@@ -125,9 +125,9 @@ def _stale_casts(original: Callable) -> Callable:
 
 
 def _fold_without_bias(original: Callable) -> Callable:
-    def fold(self: Any, norm: Node, layer: Node) -> None:
+    def fold(graph: Any, weights: Any, norm: Node, layer: Node) -> None:
         layer.inputs = layer.inputs[:2]
-        original(self, norm, layer)
+        original(graph, weights, norm, layer)
     return fold
 
 
@@ -160,7 +160,7 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "first_variant_stays": _patched((planner.Traced, "shaped", lambda *_: frozenset())),
     "first_plan_stays": _patched((executors.Binding, "plan", _first_plan)),
     "output_fused_away": _patched((inference, "_is_read_elsewhere", lambda *_: False)),
-    "folded_without_bias": _patched((inference._Folding, "fold", _fold_without_bias), wraps=True),
+    "folded_without_bias": _patched((inference, "_fold", _fold_without_bias), wraps=True),
     "statistics_of_skipped_steps": _patched((running_stats._RunningStats, "decided", lambda *_, **__: None)),
     "scale_not_carried": _patched((loss_scale._LossScale, "_fill", lambda *_: None)),
     "constants_lost": _patched((policy, "within_range", lambda decision, *_: decision)),

@@ -17,13 +17,12 @@ from native_cases import ROOT, replaced, requires_core, run, script
 import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
-from gluon_amp.native import loader
 
 CORE = Path(native.__file__).parent / "_core.so"
 
 
 def load_path(path):
-    return loader._load("core", path, frozenset({"one"}))
+    return native._load("core", path, frozenset({"one"}))
 
 
 @requires_core
@@ -92,8 +91,8 @@ def test_library_that_was_not_built(tmp_path):
 @requires_core
 def test_library_of_another_version():
     native.load()
-    assert loader._of_another_version(CORE, frozenset({"_gluon_amp_clip"})) == ""
-    told = loader._of_another_version(CORE, frozenset({"_gluon_amp_clip", "_gluon_amp_newer"}))
+    assert native._of_another_version(CORE, frozenset({"_gluon_amp_clip"})) == ""
+    told = native._of_another_version(CORE, frozenset({"_gluon_amp_clip", "_gluon_amp_newer"}))
     assert told == "_core.so is of another version, without _gluon_amp_newer: build gluon_amp again"
 
 
@@ -122,12 +121,12 @@ def test_another_mxnet_is_refused():
 
 
 def loaded_onednn(monkeypatch, path):
-    monkeypatch.setattr(loader, "onednn_files", lambda: iter([path]))
-    return loader._load_onednn(loader.Library("core", frozenset({"one"})))
+    monkeypatch.setattr(native, "onednn_files", lambda: iter([path]))
+    return native._load_onednn(native.Library("core", frozenset({"one"})))
 
 
 def test_onednn_of_another_version(monkeypatch, tmp_path):
-    monkeypatch.setattr(loader, "_onednn_version", lambda library: (2, 7))
+    monkeypatch.setattr(native, "_onednn_version", lambda library: (2, 7))
     found = loaded_onednn(monkeypatch, Path(libm()))
     assert found.operators == frozenset()
     assert found.missing.startswith("expected oneDNN 3.2 or later 3, received 2.7: pip install onednn-cpu-gomp")
@@ -144,9 +143,9 @@ def test_onednn_that_is_something_else(monkeypatch, tmp_path):
 def test_one_line_says_what_is_missing(monkeypatch, caplog, tmp_path, path):
     if path:
         (tmp_path / "libdnnl.so.3").write_bytes(Path(libm()).read_bytes())
-    monkeypatch.setattr(loader, "onednn_files", lambda: iter([tmp_path / "libdnnl.so.3"] if path else []))
-    monkeypatch.setattr(loader, "_ONEDNN_FILE", "libnone.so.3")
-    monkeypatch.setattr(loader, "_onednn", loader._once(loader._onednn.__wrapped__))
+    monkeypatch.setattr(native, "onednn_files", lambda: iter([tmp_path / "libdnnl.so.3"] if path else []))
+    monkeypatch.setattr(native, "_ONEDNN_FILE", "libnone.so.3")
+    monkeypatch.setattr(native, "_onednn", native._once(native._onednn.__wrapped__))
     with caplog.at_level("INFO", "gluon_amp"):
         amp.init()
         assert not native.is_available("_gluon_amp_rnn")
@@ -162,7 +161,7 @@ def libm():
 
 
 def test_other_platform(monkeypatch, tmp_path):
-    monkeypatch.setattr(loader.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(native.platform, "machine", lambda: "aarch64")
     assert "aarch64" in load_path(tmp_path / "_core.so").missing
 
 
@@ -243,10 +242,9 @@ def test_a_second_library_of_the_same_operators(tmp_path):
 import gluon_amp as amp, mxnet as mx
 from pathlib import Path
 from gluon_amp import native
-from gluon_amp.native import loader
 from gluon_amp._mxnet.invoke import invoke
 native.load()
-print(loader._load("core", Path({str(tmp_path)!r}) / "_core.so", frozenset()).missing.partition(":")[0])
+print(native._load("core", Path({str(tmp_path)!r}) / "_core.so", frozenset()).missing.partition(":")[0])
 print(invoke("_gluon_amp_clip", [mx.nd.ones(2) * 9], {{"a_min": "0", "a_max": "6"}})[0].sum().asscalar())
 amp.init()
 """)
@@ -280,7 +278,7 @@ print("NATIVE", native.is_available("_gluon_amp_layer_norm"))
 
 
 def python(*argv, cwd, **environment):
-    inherited = {name: value for name, value in os.environ.items() if name != loader.VARIABLE}  # of `make native-check`
+    inherited = {name: value for name, value in os.environ.items() if name != native.VARIABLE}  # of `make native-check`
     done = subprocess.run([sys.executable, *map(str, argv)], cwd=cwd, env={**inherited, **environment}, text=True,
                           capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -44,7 +44,7 @@ class TestCheapest:
         members = [kernels._Member(
             Node(draw.choice(("Convolution", "BatchNorm", "clip")), str(number)),
             [draw.choice((inf, draw.random(), draw.random())) for _ in KERNELS[1:]] + [draw.random()],
-            [kernels._Map(draw.randrange(number), 1000, draw.random() < 0.3)] if number and draw.random() < 0.9 else [])
+            [(draw.randrange(number), 1000, draw.random() < 0.3)] if number and draw.random() < 0.9 else [])
             for number in range(6)]
         measured = rates(pointwise=(1, 1, 1, 1), by=draw.random() / 4)
         least = min(kernels._total(members, choice, measured)
@@ -56,7 +56,7 @@ class TestCheapest:
         draw = random.Random(0)
         for _ in range(50):
             members = [kernels._Member(Node("elemwise_add", str(number)), [draw.random() for _ in KERNELS],
-                                       [kernels._Map(draw.randrange(number), 1000, False) for _ in range(2)]
+                                       [(draw.randrange(number), 1000, False) for _ in range(2)]
                                        if number else []) for number in range(8)]
             measured = rates(pointwise=(1, 1, 1, 1), by=0.1)
             found = kernels._total(members, kernels._cheapest(members, measured), measured)

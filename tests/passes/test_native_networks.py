@@ -294,7 +294,7 @@ def test_sparse_arguments_keep_mxnets_operators():
 
 def test_the_variable_of_the_environment_is_read_with_the_library(monkeypatch):
     for name in ("_core", "_onednn"):
-        monkeypatch.setattr(native.loader, name, lambda: native.Library("core", frozenset(), "switched off"))
+        monkeypatch.setattr(native, name, lambda: native.Library("core", frozenset(), "switched off"))
     amp.init("float32")
     net = network(flags={"static_alloc": True})
     net(*inputs())

@@ -116,7 +116,7 @@ def test_executors_with_branches_are_reshaped(partial):
 def test_one_graph_where_there_is_no_choice(setting, monkeypatch):
     if not setting:
         for name in ("_core", "_onednn"):
-            monkeypatch.setattr(native.loader, name, lambda: native.Library("core", frozenset(), "switched off"))
+            monkeypatch.setattr(native, name, lambda: native.Library("core", frozenset(), "switched off"))
     amp.init("float32", **setting)
     net = layers()
     net.hybridize()

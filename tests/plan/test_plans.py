@@ -134,10 +134,10 @@ class TestShapes:
         state, facts = State({"cpu": Policy(CPU)}), Facts(dtypes=("float32",) * 3)
         for length in range(1_000):
             own.plan(state, facts, [(length, 3)], lambda: [(length, 3), (2, 3), (2,)])  # noqa: B023
-        (made,) = own._made.values()
-        assert len(made.shaped) == planner.MOST_SHAPES
-        assert ("cpu", (999, 3)) in made.shaped
-        assert ("cpu", (0, 3)) not in made.shaped
+        ((shaped, _),) = own._made.values()
+        assert len(shaped) == planner.MOST_SHAPES
+        assert ("cpu", (999, 3)) in shaped
+        assert ("cpu", (0, 3)) not in shaped
 
     def test_a_network_is_fed_many_lengths(self):
         amp.init(CPU)
@@ -148,9 +148,9 @@ class TestShapes:
         net.hybridize()
         for length in range(1, 300):
             assert net(mx.nd.ones((1, 16, length))).shape == (1, 16, length)
-        (made,) = net._cached_op.planner._made.values()
-        assert len(made.shaped) == planner.MOST_SHAPES
-        assert len(made.plans) == 2  # one element, at which parts of the filters meet padding only, and more
+        ((shaped, plans),) = net._cached_op.planner._made.values()
+        assert len(shaped) == planner.MOST_SHAPES
+        assert len(plans) == 2  # one element, at which parts of the filters meet padding only, and more
 
     @pytest.mark.parametrize(("batch", "side"), [(2, 8), (3, 5), (1, 1), (7, 2)])
     def test_the_quick_look_finds_what_an_analysis_does(self, batch, side):

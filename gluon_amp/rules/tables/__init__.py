@@ -52,8 +52,8 @@ WHOLE_NETWORK: Mapping[str, frozenset[str]] = {
     BFLOAT16: frozenset(groups.SOFTMAX),
     # softmax stays in FP32: it adds its exponentials up in float16, unless MXNET_SAFE_ACCUMULATION says otherwise.
     FLOAT16: frozenset((
-        "Activation", "LeakyReLU", *groups.EXPONENTIALS, *groups.POWERS, "_npi_hypot", *groups.STEEP, "_npi_arctan2",
-        *groups.DIVISIONS, *groups.NUMPY_DIVISIONS)),
+        "Activation", "LeakyReLU", *groups.EXPONENTIALS, "_npi_hypot", *groups.STEEP, "_npi_arctan2",
+        *groups.NUMPY_DIVISIONS)),
 }
 
 

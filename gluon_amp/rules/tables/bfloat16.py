@@ -10,13 +10,11 @@ from ..decision import FP32, LOWER, NEUTRAL, WIDEST, Cause, Rule
 from . import groups
 
 _NATIVE = Rule(NEUTRAL, note="native bfloat16 kernel")
-_NATIVE_SUM = Rule(WIDEST, note="native bfloat16 kernel; mixed inputs widen")
 _MOVES = Rule(NEUTRAL, note="moves data only: any precision is exact")
 _JOINS = Rule(WIDEST, note="moves data only; mixed inputs widen to FP32")
 _NO_KERNEL = Rule(FP32, safe=False, note="MXNet has no bfloat16 kernel for it")
 _WRONG = Rule(FP32, safe=False, note="MXNet's bfloat16 kernel gives wrong values")
 _UNSOUND = Rule(FP32, safe=False, note="MXNet's bfloat16 kernels for it fail, or lose precision")
-_CORRUPTS = Rule(FP32, safe=False, note="MXNet's bfloat16 kernel corrupts memory")
 _BLOCKED = Rule(FP32, safe=False, note="MXNet's bfloat16 kernel fails on tensors in oneDNN's blocked layout")
 _TRUNCATES = Rule(FP32, note="MXNet's bfloat16 kernel truncates and accumulates in bfloat16")
 _PLAIN = Rule(FP32, note="correct in bfloat16, but not faster: MXNet has a plain kernel for it, not one of oneDNN")
@@ -35,7 +33,7 @@ LAYERS = (
     ("Deconvolution",
      Rule(FP32, safe=False,
           note="its backward ends the process when the weight is not a parameter itself, as behind a cast")),
-    (("RNN", *groups.ATTENTION, *groups.DEFORMABLE_CONVOLUTIONS), _NO_KERNEL),
+    (("RNN", *groups.ATTENTION), _NO_KERNEL),
     (groups.ONEDNN_SUBGRAPHS, Rule(FP32, safe=False, note="fused for FP32 and eight-bit inference")),
     (groups.BATCH_NORMS,
      Rule(NEUTRAL, fp32_inputs=(1, 2, 3, 4),
@@ -47,7 +45,6 @@ LAYERS = (
      _NATIVE),
     ("LRN", _NATIVE),
     (groups.RELU, _MOVES),
-    (groups.SIGMOIDS, _TRUNCATES),
     ((*groups.PIECEWISE_SIGMOIDS, "Dropout", "UpSampling"), _NO_KERNEL),
     (("_contrib_AdaptiveAvgPooling2D", "_contrib_BilinearResize2D"), _WRONG),
     (groups.OLD_LAYERS, Rule(FP32, safe=False, note="superseded: nothing shows that it is right in bfloat16")),
@@ -56,39 +53,37 @@ LAYERS = (
           note="MXNet's bfloat16 kernel does not convert types"),
      Rule(FP32, when=("use_length", ("True", "1")), safe=False, note=_NO_KERNEL.note),
      _LOSS),
-    ((*groups.OTHER_SOFTMAX, *groups.LOSS_OUTPUTS, *groups.LOSSES), Rule(FP32, safe=False, note=_LOSS.note)),
+    ((*groups.LOSS_OUTPUTS, *groups.LOSSES), Rule(FP32, safe=False, note=_LOSS.note)),
     (groups.EMBEDDINGS, _WRONG),
     (groups.SEQUENCES,
      Rule(NEUTRAL, fp32_inputs=(1,),
           note="moves data only; lengths stay FP32: bfloat16 counts exactly up to 256 only")),
-    ((*groups.BOXES, *groups.REGIONS, *groups.GRIDS), _NO_KERNEL),
+    ((*groups.BOXES, *groups.GRIDS), _NO_KERNEL),
 )
 
 ARITHMETIC = (
-    ((*groups.PLAIN_PRODUCTS, *groups.BATCHED_PRODUCTS, "_npi_einsum", *groups.GEMM,
-      *groups.LINEAR_ALGEBRA, "khatri_rao", *groups.TRANSFORMS), _NO_KERNEL),
+    ((*groups.PLAIN_PRODUCTS, *groups.BATCHED_PRODUCTS, "_npi_einsum", *groups.LINEAR_ALGEBRA, *groups.TRANSFORMS),
+     _NO_KERNEL),
     ("clip", _MOVES),
-    ((*groups.ABSOLUTE, *groups.NEGATION, *groups.SIGNS, *groups.ROUNDING,
-      *groups.SCALAR_SELECTION, *groups.SELECTION, *groups.EXTREMES, *groups.SCALAR_COMPARISONS,
-      *groups.COMPARISONS, *groups.PREDICATES, "_npi_around", *groups.SPARSE_ARITHMETIC), _PLAIN),
-    (groups.ELEMWISE_ADDITIONS, _NATIVE_SUM),
+    ((*groups.SELECTS, *groups.ROUNDING, *groups.SELECTION, *groups.SCALAR_COMPARISONS, *groups.COMPARISONS,
+      "_npi_around", *groups.SPARSE_ARITHMETIC), _PLAIN),
+    (groups.ELEMWISE_ADDITIONS, Rule(WIDEST, note="native bfloat16 kernel; mixed inputs widen")),
     ((*groups.NUMPY_DIVISIONS, "_npi_true_divide_scalar", "_npi_hypot", "_npi_arctan2",
       *groups.NUMPY_SUMS, *groups.SCALAR_COPYSIGN, "_npi_nan_to_num", "_contrib_allclose"), _NO_KERNEL),
     (groups.OTHER_REDUCTIONS, _UNSOUND),
-    ((*groups.BOUNDED, *groups.EXPONENTIALS, *groups.POWERS, *groups.STEEP,
-      *groups.DIVISIONS, *groups.SCALAR_ARITHMETIC, *groups.ADDITIONS, "_grad_add"), _TRUNCATES),
+    ((*groups.BOUNDED, *groups.EXPONENTIALS, *groups.STEEP, *groups.SCALAR_ARITHMETIC, *groups.ADDITIONS, "_grad_add"),
+     _TRUNCATES),
+    (("_histogram", "_npi_bincount"), _POSITIONS),
     ((*groups.SUMS, *groups.NORMS_OF_TENSORS, "_np_cumsum", *groups.REMAINDERS), _WRONG),
-    (groups.HISTOGRAMS, _POSITIONS),
 )
 
 SHAPES = (
-    ((*groups.IDENTITIES, *groups.FLATTENING, "SwapAxis", *groups.REVERSALS, *groups.BLOCKS, *groups.SPLITS,
-      "slice_axis"), _MOVES),
+    ((*groups.IDENTITIES, *groups.FLATTENING, *groups.MOVES, *groups.SPLITS), _MOVES),
     (groups.JOINS, _JOINS),
     ("slice_like", Rule(NEUTRAL, note="moves data only; of the other tensor it reads the shape")),
     ("where", Rule(WIDEST, fp32_inputs=(0,), note=_JOINS.note)),
     ((*groups.RESHAPES, "reshape_like", "slice"), _BLOCKED),
-    ("transpose", _CORRUPTS),
+    ("transpose", Rule(FP32, safe=False, note="MXNet's bfloat16 kernel corrupts memory")),
     (("_npi_where", *groups.NUMPY_WHERE_SCALAR, "Crop", "Pad", *groups.PATCHES, "_npi_broadcast_to"), _NO_KERNEL),
     ((*groups.SORTING, *groups.GATHERS), _UNSOUND),
     ((*groups.REPETITIONS, "broadcast_like"), _TRUNCATES),
@@ -96,7 +91,7 @@ SHAPES = (
      _PLAIN),
     ("pick", Rule(FP32, note="reads few values, most often of a loss")),
     ("take", _WRONG),
-    ((*groups.ARGMAX, *groups.INDICES, "_contrib_arange_like"), _POSITIONS),
+    (groups.COUNTS, _POSITIONS),
     ("_rnn_param_concat", Rule(FP32, note="the recurrent layer that it feeds runs in FP32")),
     (groups.INSERTIONS, Rule(FP32, note="rare in networks: FP32 is safe and costs little")),
     ("_shuffle", Rule(FP32, safe=False, note="random: nothing shows that it is right in bfloat16")),
@@ -105,8 +100,7 @@ SHAPES = (
 
 SYSTEM = (
     (groups.GRADIENT_CHECKS, _NO_KERNEL),
-    ((*groups.SAMPLES, *groups.DENSITIES),
-     Rule(FP32, safe=False, note="distributions and their parameters need FP32's resolution")),
+    (groups.SAMPLES, Rule(FP32, safe=False, note="distributions and their parameters need FP32's resolution")),
     (groups.QUANTIZED, Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")),
     (groups.CONTROL_FLOW,
      Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")),

@@ -10,44 +10,30 @@ from . import groups
 
 # Which library call an operator ends in, and in which type it adds up, was read off MXNet's sources and off what the
 # CUDA wheel sends to a device. cuBLAS 11 uses Tensor Cores for float16 wherever it can, from 7.0 on.
-_CONVOLUTION = Rule(LOWER, note="cuDNN convolves float16 on Tensor Cores and adds up in FP32")
-_DENSE = Rule(LOWER, note="cublasGemmEx on float16, for Tensor Cores; it adds up in FP32")
-_PRODUCT = Rule(LOWER, note="cublasSgemmEx on float16, for Tensor Cores; it adds up in FP32")
-_ATTENTION = Rule(LOWER, note="cublasGemmStridedBatchedEx on float16, for Tensor Cores; it adds up in FP32")
 _ADDS_IN_FLOAT16 = Rule(FP32, note="MXNet calls cublasHgemmStridedBatched for it, which adds up in float16: products "
                                    "lose digits, and overflow above 65504")
-_NO_TENSOR_CORES = Rule(FP32, note="MXNet forbids it Tensor Cores in float16; cuDNN may use them for FP32 data")
-_OWN_KERNEL = Rule(FP32, note="MXNet's own kernel, without Tensor Cores: nothing is gained")
-_SPARSE_GRADIENT = Rule(FP32, note="its gradient is sparse, and sparse tensors are never cast")
 _ELEMENTWISE = Rule(NEUTRAL, note="bound by memory: follows its data")
 _MOVES = Rule(NEUTRAL, note="moves data only: any precision is exact")
 _SHAPED = Rule(NEUTRAL, note="moves data only; of the other tensor it reads the shape")
-_SELECTS = Rule(NEUTRAL, note="picks values or judges them: exact in the precision of its data")
 _INDEXED = Rule(NEUTRAL, fp32_inputs=(1,),
                 note="moves data only; indices stay FP32: float16 counts exactly up to 2048 only")
 _MIXES = Rule(WIDEST, note="mixed inputs widen to FP32")
-_CHOOSES = Rule(WIDEST, fp32_inputs=(0,), note="moves data only; mixed inputs widen to FP32")
 _RANGE = Rule(FP32, note="results leave float16's range easily")
 _STEEP = Rule(FP32, note="steep: magnifies the rounding of its inputs")
 _REDUCES = Rule(FP32, note="sums of many values need FP32's range and resolution")
 _LOSS = Rule(FP32, note="probabilities and losses need FP32's resolution")
-_BOXES = Rule(FP32, note="box coordinates and scores need FP32's resolution")
-_COORDINATES = Rule(FP32, note="coordinates between pixels need FP32's resolution")
 _POSITIONS = Rule(FP32, note="positions and counts are exact up to 2048 only in float16")
 _RARE = Rule(FP32, note="rare in networks: FP32 is safe and costs little")
-_RANDOM = Rule(FP32, note="distributions and their parameters need FP32's range and resolution")
 _NO_KERNEL = Rule(FP32, safe=False, note="MXNet has no float16 kernel for it")
-_USER_CODE = Rule(FP32, note="written for FP32 unless its author says otherwise")
 _SUBGRAPHS = Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")
 _INTEGERS = Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")
 
 LAYERS = (
-    (("Convolution", "Deconvolution"), _CONVOLUTION),
-    ("FullyConnected", _DENSE),
-    (groups.ATTENTION, _ATTENTION),
-    ("RNN", _NO_TENSOR_CORES),
+    (("Convolution", "Deconvolution"), Rule(LOWER, note="cuDNN convolves float16 on Tensor Cores and adds up in FP32")),
+    ("FullyConnected", Rule(LOWER, note="cublasGemmEx on float16, for Tensor Cores; it adds up in FP32")),
+    (groups.ATTENTION, Rule(LOWER, note="cublasGemmStridedBatchedEx on float16, for Tensor Cores; it adds up in FP32")),
+    ("RNN", Rule(FP32, note="MXNet forbids it Tensor Cores in float16; cuDNN may use them for FP32 data")),
     (groups.ONEDNN_SUBGRAPHS, Rule(FP32, safe=False, note="exists on the CPU only")),
-    (groups.DEFORMABLE_CONVOLUTIONS, _COORDINATES),
     (groups.BATCH_NORMS,
      Rule(NEUTRAL, fp32_inputs=(1, 2, 3, 4),
           note="cuDNN normalises float16 data with FP32 scale, shift and statistics")),
@@ -57,61 +43,56 @@ LAYERS = (
     ("LeakyReLU", Rule(FP32, when=("act_type", ("elu", "selu")), note=_RANGE.note),
      Rule(WIDEST, when=("act_type", ("prelu",)), note=_MIXES.note),
      _ELEMENTWISE),
-    ((*groups.RELU, *groups.SIGMOIDS, *groups.PIECEWISE_SIGMOIDS, "Dropout", "Pooling", *groups.RESIZING),
-     _ELEMENTWISE),
+    ((*groups.RELU, *groups.PIECEWISE_SIGMOIDS, "Dropout", "Pooling", *groups.RESIZING), _ELEMENTWISE),
     (groups.OLD_LAYERS, Rule(FP32, note="superseded: its float16 kernels are not kept up")),
-    ((*groups.SOFTMAX, *groups.OTHER_SOFTMAX, *groups.LOSS_OUTPUTS, *groups.LOSSES), _LOSS),
-    ("_contrib_SparseEmbedding", _SPARSE_GRADIENT),
+    ((*groups.SOFTMAX, *groups.LOSS_OUTPUTS, *groups.LOSSES), _LOSS),
+    ("_contrib_SparseEmbedding", Rule(FP32, note="its gradient is sparse, and sparse tensors are never cast")),
     ("Embedding",
      Rule(NEUTRAL, fp32_inputs=(0,), note="reads rows of its weight, in the weight's precision; indices stay FP32")),
     (groups.SEQUENCES, _INDEXED),
-    ((*groups.BOXES, *groups.REGIONS), _BOXES),
-    (groups.GRIDS, _COORDINATES),
+    (groups.BOXES, Rule(FP32, note="box coordinates and scores need FP32's resolution")),
+    (groups.GRIDS, Rule(FP32, note="coordinates between pixels need FP32's resolution")),
 )
 
 ARITHMETIC = (
-    (groups.PLAIN_PRODUCTS, _PRODUCT),
+    (groups.PLAIN_PRODUCTS, Rule(LOWER, note="cublasSgemmEx on float16, for Tensor Cores; it adds up in FP32")),
     (groups.BATCHED_PRODUCTS, _ADDS_IN_FLOAT16),
-    ("_npi_einsum", _OWN_KERNEL),
-    ((*groups.GEMM, *groups.LINEAR_ALGEBRA, "khatri_rao"), _NO_KERNEL),
+    ("_npi_einsum", Rule(FP32, note="MXNet's own kernel, without Tensor Cores: nothing is gained")),
+    (groups.LINEAR_ALGEBRA, _NO_KERNEL),
     ((*groups.BOUNDED, *groups.SCALAR_ARITHMETIC, "_npi_true_divide_scalar"), _ELEMENTWISE),
-    ((*groups.ABSOLUTE, "clip", *groups.NEGATION, *groups.SIGNS, *groups.ROUNDING,
-      *groups.SCALAR_SELECTION, *groups.SCALAR_COPYSIGN, *groups.SCALAR_COMPARISONS,
-      *groups.PREDICATES, "_npi_nan_to_num", *groups.EXTREMES), _SELECTS),
-    ((*groups.EXPONENTIALS, *groups.POWERS, "_npi_hypot", *groups.DIVISIONS,
-      *groups.NUMPY_DIVISIONS), _RANGE),
+    ((*groups.SELECTS, "clip", *groups.ROUNDING, *groups.SCALAR_COPYSIGN, *groups.SCALAR_COMPARISONS,
+      "_npi_nan_to_num"), Rule(NEUTRAL, note="picks values or judges them: exact in the precision of its data")),
+    ((*groups.EXPONENTIALS, "_npi_hypot", *groups.NUMPY_DIVISIONS), _RANGE),
     ((*groups.STEEP, "_npi_arctan2", *groups.REMAINDERS, "_npi_around"), _STEEP),
     ((*groups.ELEMWISE_ADDITIONS, *groups.ADDITIONS, "_grad_add", *groups.SELECTION,
       *groups.COMPARISONS), _MIXES),
     ((*groups.SUMS, *groups.NUMPY_SUMS, *groups.NORMS_OF_TENSORS, "_np_cumsum",
       *groups.OTHER_REDUCTIONS, *groups.TRANSFORMS), _REDUCES),
-    (groups.HISTOGRAMS, _POSITIONS),
     (("_contrib_allclose", *groups.SPARSE_ARITHMETIC), _RARE),
 )
 
 SHAPES = (
-    ((*groups.IDENTITIES, *groups.RESHAPES, *groups.FLATTENING, "transpose", "SwapAxis", *groups.MOVED_AXES,
-      *groups.REVERSALS, *groups.BLOCKS, *groups.SPLITS, "slice_axis", "slice", *groups.REPETITIONS,
-      "_npi_broadcast_to", "Pad", "_npi_pad", *groups.DIAGONALS, *groups.PATCHES,
-      *groups.FILLED_LIKE), _MOVES),
+    ((*groups.IDENTITIES, *groups.RESHAPES, *groups.FLATTENING, "transpose", *groups.MOVED_AXES, *groups.MOVES,
+      *groups.SPLITS, "slice", *groups.REPETITIONS, "_npi_broadcast_to", "Pad", "_npi_pad", *groups.DIAGONALS,
+      *groups.PATCHES, *groups.FILLED_LIKE), _MOVES),
     (("slice_like", "reshape_like", "broadcast_like"), _SHAPED),
     ((*groups.JOINS, "_rnn_param_concat"), _MIXES),
-    (("where", "_npi_where"), _CHOOSES),
+    (("where", "_npi_where"), Rule(WIDEST, fp32_inputs=(0,), note="moves data only; mixed inputs widen to FP32")),
     (groups.NUMPY_WHERE_SCALAR, Rule(NEUTRAL, fp32_inputs=(0,), note=_MOVES.note)),
     (("pick", "take", *groups.GATHERS), _INDEXED),
     (groups.SCATTERS, Rule(WIDEST, fp32_inputs=(1,), note=_INDEXED.note)),
     (("Crop", "_shuffle"), _NO_KERNEL),
-    ((*groups.SORTING, *groups.ARGMAX, *groups.INDICES, "_contrib_arange_like"), _POSITIONS),
+    ((*groups.SORTING, *groups.COUNTS, "_histogram", "_npi_bincount"), _POSITIONS),
     ((*groups.INSERTIONS, "_npi_full_like"), _RARE),
     (groups.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
 )
 
 SYSTEM = (
     (groups.GRADIENT_CHECKS, Rule(KEEP, note="looks at gradients as they are")),
-    ((*groups.SAMPLES, *groups.DENSITIES), _RANDOM),
+    (groups.SAMPLES, Rule(FP32, note="distributions and their parameters need FP32's range and resolution")),
     (groups.QUANTIZED, _INTEGERS),
     (groups.CONTROL_FLOW, _SUBGRAPHS),
-    (groups.USER_CODE, _USER_CODE),
+    (groups.USER_CODE, Rule(FP32, note="written for FP32 unless its author says otherwise")),
 )
 
 ROWS = (*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM)

@@ -14,73 +14,70 @@ ATTENTION = (  # batched products of attention layers whose queries, keys and va
 ONEDNN_SUBGRAPHS = (  # what optimize_for('MKLDNN') fuses layers into; on the CPU only
     "_sg_mkldnn_conv", "_sg_mkldnn_fully_connected", "_sg_mkldnn_selfatt_qk", "_sg_mkldnn_selfatt_valatt",
 )
-# Convolutions that read at learned offsets.
-DEFORMABLE_CONVOLUTIONS = ("_contrib_DeformableConvolution", "_contrib_ModulatedDeformableConvolution")
 BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU")  # inputs: data, gamma, beta, moving mean, moving variance
 NORMS = ("LayerNorm", "GroupNorm", "InstanceNorm", "L2Normalization")  # normalisation by statistics of the data itself
 RELU = ("relu", "_npx_relu")  # rectifiers
-SIGMOIDS = ("sigmoid", "_npx_sigmoid", "tanh", "_npi_tanh")  # bounded activation functions
 PIECEWISE_SIGMOIDS = ("hard_sigmoid", "softsign")  # bounded activation functions without exponentials
 RESIZING = ("UpSampling", "_contrib_BilinearResize2D")  # resizing of feature maps
 OLD_LAYERS = ("Convolution_v1", "Pooling_v1", "BatchNorm_v1")  # superseded forms of layers, kept for old models
 SOFTMAX = ("softmax", "log_softmax")  # softmax along an axis
-OTHER_SOFTMAX = ("softmin", "SoftmaxActivation", "softmax_cross_entropy")  # further forms of softmax
 LOSS_OUTPUTS = (  # output layers whose backward is a loss's gradient times their attribute `grad_scale`
     "SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput", "MakeLoss",
 )
-# Losses, and output layers without `grad_scale`.
-LOSSES = ("SVMOutput", "make_loss", "CTCLoss", "smooth_l1", "IdentityAttachKLSparseReg")
+LOSSES = (  # further forms of softmax, losses, and output layers without `grad_scale`
+    "softmin", "SoftmaxActivation", "softmax_cross_entropy", "SVMOutput", "make_loss", "CTCLoss", "smooth_l1",
+    "IdentityAttachKLSparseReg",
+)
 EMBEDDINGS = ("Embedding", "_contrib_SparseEmbedding")  # inputs: indices, weight
 SEQUENCES = ("SequenceLast", "SequenceMask", "SequenceReverse")  # inputs: data, lengths of its sequences
-BOXES = (  # anchors, boxes, scores and their matching
+BOXES = (  # anchors, boxes, scores and their matching; pooling over regions given by coordinates
     "_contrib_MultiBoxPrior", "_contrib_MultiBoxTarget", "_contrib_MultiBoxDetection", "_contrib_box_nms",
     "_contrib_box_iou", "_contrib_box_encode", "_contrib_box_decode", "_contrib_bipartite_matching",
-    "_contrib_Proposal", "_contrib_MultiProposal",
+    "_contrib_Proposal", "_contrib_MultiProposal", "ROIPooling", "_contrib_ROIAlign", "_contrib_RROIAlign",
+    "_contrib_PSROIPooling", "_contrib_DeformablePSROIPooling",
 )
-REGIONS = (  # pooling over regions given by coordinates
-    "ROIPooling", "_contrib_ROIAlign", "_contrib_RROIAlign", "_contrib_PSROIPooling",
-    "_contrib_DeformablePSROIPooling",
+GRIDS = (  # sampling at coordinates, convolutions at learned offsets, and comparison of displaced patches
+    "BilinearSampler", "GridGenerator", "SpatialTransformer", "Correlation", "_contrib_DeformableConvolution",
+    "_contrib_ModulatedDeformableConvolution",
 )
-# Sampling at coordinates, and comparison of displaced patches.
-GRIDS = ("BilinearSampler", "GridGenerator", "SpatialTransformer", "Correlation")
 
 # Arithmetic: elementwise functions, reductions, matrix products, linear algebra.
 
 PLAIN_PRODUCTS = ("dot", "_np_dot", "_npi_tensordot", "_npi_tensordot_int_axes")  # products of two matrices
 BATCHED_PRODUCTS = ("batch_dot", "_npi_matmul")  # products of two stacks of matrices
-GEMM = ("_linalg_gemm", "_linalg_gemm2")  # matrix products of the linear algebra package
-LINEAR_ALGEBRA = (  # factorisations, inverses, triangular products and what goes with them
-    "_linalg_potrf", "_linalg_potri", "_linalg_trmm", "_linalg_trsm", "_linalg_syrk", "_linalg_gelqf", "_linalg_syevd",
-    "_linalg_sumlogdiag", "_linalg_extractdiag", "_linalg_makediag", "_linalg_extracttrian", "_linalg_maketrian",
-    "_linalg_inverse", "_linalg_det", "_linalg_slogdet", "_npi_cholesky", "_npi_eig", "_npi_eigh", "_npi_eigvals",
-    "_npi_eigvalsh", "_npi_svd", "_npi_solve", "_npi_pinv", "_npi_pinv_scalar_rcond", "_npi_tensorinv",
-    "_npi_tensorsolve",
+LINEAR_ALGEBRA = (  # products of this package, factorisations, inverses and what goes with them
+    "_linalg_gemm", "_linalg_gemm2", "khatri_rao", "_linalg_potrf", "_linalg_potri", "_linalg_trmm", "_linalg_trsm",
+    "_linalg_syrk", "_linalg_gelqf", "_linalg_syevd", "_linalg_sumlogdiag", "_linalg_extractdiag",
+    "_linalg_makediag", "_linalg_extracttrian", "_linalg_maketrian", "_linalg_inverse", "_linalg_det",
+    "_linalg_slogdet", "_npi_cholesky", "_npi_eig", "_npi_eigh", "_npi_eigvals", "_npi_eigvalsh", "_npi_svd",
+    "_npi_solve", "_npi_pinv", "_npi_pinv_scalar_rcond", "_npi_tensorinv", "_npi_tensorsolve",
 )
-ABSOLUTE = ("abs", "_npi_absolute")  # absolute values
-NEGATION = ("negative", "_npi_negative")  # values with the other sign
-SIGNS = ("sign", "_npi_sign", "_contrib_sign_ste")  # the sign of values
+SELECTS = (  # signs, the larger or smaller of values, yes or no: exact in any precision
+    "abs", "_npi_absolute", "negative", "_npi_negative", "sign", "_npi_sign", "_contrib_sign_ste", "_maximum_scalar",
+    "_minimum_scalar", "max", "min", "_np_max", "_np_min", "logical_not", "_npi_logical_not", "_npi_isnan",
+    "_npi_isinf", "_npi_isfinite", "_npi_isneginf", "_npi_isposinf", "_np_all", "_np_any",
+)
 ROUNDING = (  # rounding to whole numbers
     "ceil", "_npi_ceil", "floor", "_npi_floor", "rint", "_npi_rint", "round", "trunc", "_npi_trunc", "fix", "_npi_fix",
     "_contrib_round_ste",
 )
-# Functions whose values and slopes stay small.
-BOUNDED = ("sin", "_npi_sin", "cos", "_npi_cos", "arctan", "_npi_arctan", "arcsinh", "_npi_arcsinh", "erf")
-EXPONENTIALS = (  # exponentials, logarithms, and functions built on them
-    "exp", "_npi_exp", "expm1", "_npi_expm1", "log", "_npi_log", "log1p", "_npi_log1p", "log2", "_npi_log2", "log10",
-    "_npi_log10", "cosh", "_npi_cosh", "sinh", "_npi_sinh", "gamma", "gammaln", "_npi_ldexp", "_npi_ldexp_scalar",
-    "_npi_rldexp_scalar",
+BOUNDED = (  # functions whose values and slopes stay small
+    "sigmoid", "_npx_sigmoid", "tanh", "_npi_tanh", "sin", "_npi_sin", "cos", "_npi_cos", "arctan", "_npi_arctan",
+    "arcsinh", "_npi_arcsinh", "erf",
 )
-POWERS = (  # powers, roots and reciprocals
-    "square", "_npi_square", "sqrt", "_npi_sqrt", "rsqrt", "cbrt", "_npi_cbrt", "rcbrt", "reciprocal",
-    "_npi_reciprocal", "_power", "_power_scalar", "_rpower_scalar", "broadcast_power", "_npi_power",
-    "_npi_power_scalar", "_npi_rpower_scalar", "_hypot", "_hypot_scalar", "broadcast_hypot", "_contrib_quadratic",
+EXPONENTIALS = (  # exponentials, logarithms, powers, roots, quotients: results leave float16's range easily
+    "exp", "_npi_exp", "expm1", "_npi_expm1", "log", "_npi_log", "log1p", "_npi_log1p", "log2", "_npi_log2",
+    "log10", "_npi_log10", "cosh", "_npi_cosh", "sinh", "_npi_sinh", "gamma", "gammaln", "_npi_ldexp",
+    "_npi_ldexp_scalar", "_npi_rldexp_scalar", "square", "_npi_square", "sqrt", "_npi_sqrt", "rsqrt", "cbrt",
+    "_npi_cbrt", "rcbrt", "reciprocal", "_npi_reciprocal", "_power", "_power_scalar", "_rpower_scalar",
+    "broadcast_power", "_npi_power", "_npi_power_scalar", "_npi_rpower_scalar", "_hypot", "_hypot_scalar",
+    "broadcast_hypot", "_contrib_quadratic", "elemwise_div", "broadcast_div", "_rdiv_scalar",
 )
 STEEP = (  # functions with poles or infinite slopes, and angles
     "tan", "_npi_tan", "arcsin", "_npi_arcsin", "arccos", "_npi_arccos", "arctanh", "_npi_arctanh", "arccosh",
     "_npi_arccosh", "erfinv", "degrees", "_npi_degrees", "radians", "_npi_radians", "_npi_arctan2_scalar",
     "_npi_rarctan2_scalar",
 )
-DIVISIONS = ("elemwise_div", "broadcast_div", "_rdiv_scalar")  # quotients of tensors, and of a scalar by a tensor
 # Quotients of tensors, and of a scalar by a tensor, NumPy's way.
 NUMPY_DIVISIONS = ("_npi_true_divide", "_npi_rtrue_divide_scalar")
 REMAINDERS = (  # remainders
@@ -90,7 +87,6 @@ SCALAR_ARITHMETIC = (  # arithmetic with one scalar
     "_plus_scalar", "_minus_scalar", "_rminus_scalar", "_mul_scalar", "_div_scalar", "_npi_add_scalar",
     "_npi_subtract_scalar", "_npi_rsubtract_scalar", "_npi_multiply_scalar", "_contrib_div_sqrt_dim",
 )
-SCALAR_SELECTION = ("_maximum_scalar", "_minimum_scalar")  # the larger or smaller of tensor and scalar
 SCALAR_COPYSIGN = ("_npi_copysign_scalar", "_npi_rcopysign_scalar")  # signs copied between tensor and scalar
 SCALAR_COMPARISONS = (  # comparisons and logic with one scalar
     "_equal_scalar", "_not_equal_scalar", "_greater_scalar", "_greater_equal_scalar", "_lesser_scalar",
@@ -112,10 +108,6 @@ COMPARISONS = (  # comparisons and logic of two tensors
     "broadcast_logical_xor", "_npi_equal", "_npi_not_equal", "_npi_greater", "_npi_greater_equal", "_npi_less",
     "_npi_less_equal",
 )
-PREDICATES = (  # yes or no for each element, or for all of them
-    "logical_not", "_npi_logical_not", "_npi_isnan", "_npi_isinf", "_npi_isfinite", "_npi_isneginf", "_npi_isposinf",
-    "_np_all", "_np_any",
-)
 INTEGER_ARITHMETIC = (  # for integers only
     "_npi_bitwise_and", "_npi_bitwise_and_scalar", "_npi_bitwise_not", "_npi_bitwise_or", "_npi_bitwise_or_scalar",
     "_npi_bitwise_xor", "_npi_bitwise_xor_scalar", "_npi_lcm", "_npi_lcm_scalar",
@@ -127,8 +119,6 @@ OTHER_REDUCTIONS = (  # products, moments, and other statistics over an axis
     "nansum", "nanprod", "prod", "_np_prod", "moments", "_npi_std", "_npi_var", "_npi_average", "_np_trace",
     "_square_sum", "_npi_percentile", "_npi_polyval", "_npi_diff", "_npi_ediff1d",
 )
-EXTREMES = ("max", "min", "_np_max", "_np_min")  # largest and smallest values over an axis
-HISTOGRAMS = ("_histogram", "_npi_bincount")  # counts of values
 # Fourier transforms, sketches, point-process likelihoods.
 TRANSFORMS = ("_contrib_fft", "_contrib_ifft", "_contrib_count_sketch", "_contrib_hawkesll")
 # Arithmetic on the stored values of sparse tensors.
@@ -143,8 +133,8 @@ RESHAPES = (  # new shapes for the same elements in the same order
 FLATTENING = ("Flatten", "squeeze", "_np_squeeze")  # axes merged or dropped
 # Axes in another order, elements rotated or rolled.
 MOVED_AXES = ("_np_transpose", "_np_moveaxis", "_npi_rot90", "_np_roll")
-REVERSALS = ("reverse", "_npi_flip")  # elements in the reverse order
-BLOCKS = ("depth_to_space", "space_to_depth")  # blocks of pixels to channels and back
+# Slices, and elements in another order.
+MOVES = ("slice_axis", "SwapAxis", "reverse", "_npi_flip", "depth_to_space", "space_to_depth")
 SPLITS = ("SliceChannel", "_split_v2", "_npi_hsplit", "_npi_dsplit")  # one tensor to several
 REPETITIONS = ("tile", "repeat", "broadcast_to", "broadcast_axis")  # elements repeated; the gradient is a sum
 DIAGONALS = ("diag", "_np_diag", "_np_diagflat", "_np_diagonal", "_npi_tril")  # diagonals and triangles
@@ -164,9 +154,10 @@ POSITIONS = {
 # Elements inserted, deleted, or made unique.
 INSERTIONS = ("_npi_delete", "_npi_insert_scalar", "_npi_insert_slice", "_npi_insert_tensor", "_npi_unique")
 SORTING = ("sort", "argsort", "topk")  # sorting
-# Positions of extremes, numbered in the input's type or as integers.
-ARGMAX = ("argmax", "argmin", "argmax_channel", "_npi_argmax", "_npi_argmin")
-INDICES = ("one_hot", "_ravel_multi_index", "_unravel_index")  # indices made from indices
+COUNTS = (  # positions of extremes, and indices made from indices
+    "argmax", "argmin", "argmax_channel", "_npi_argmax", "_npi_argmin", "one_hot", "_ravel_multi_index",
+    "_unravel_index", "_contrib_arange_like",
+)
 FILLED_LIKE = ("zeros_like", "ones_like")  # constants in the shape and type of the input
 SHAPES = (  # integers that depend on shapes, or on which elements are zero
     "shape_array", "size_array", "_contrib_index_array", "_npi_diag_indices_from", "_npx_nonzero", "_npi_share_memory",
@@ -184,16 +175,14 @@ RANDOM = (  # samples; the parameters are attributes
     "_random_exponential", "_random_gamma", "_random_generalized_negative_binomial", "_random_negative_binomial",
     "_random_normal", "_random_poisson", "_random_randint", "_random_uniform", "_sample_unique_zipfian",
 )
-SAMPLES = (  # samples; parameters or shapes come from tensors
+SAMPLES = (  # samples whose parameters or shapes come from tensors, and probability densities
     "_random_exponential_like", "_random_gamma_like", "_random_generalized_negative_binomial_like",
     "_random_negative_binomial_like", "_random_normal_like", "_random_poisson_like", "_random_uniform_like",
     "_sample_exponential", "_sample_gamma", "_sample_generalized_negative_binomial", "_sample_multinomial",
     "_sample_negative_binomial", "_sample_normal", "_sample_poisson", "_sample_uniform", "_npi_bernoulli",
-    "_npi_choice", "_npi_exponential", "_npi_gamma", "_npi_gumbel", "_npi_logistic", "_npi_multinomial", "_npi_normal",
-    "_npi_normal_n", "_npi_pareto", "_npi_powerd", "_npi_rayleigh", "_npi_uniform", "_npi_uniform_n", "_npi_weibull",
-)
-DENSITIES = (  # probability densities
-    "_random_pdf_dirichlet", "_random_pdf_exponential", "_random_pdf_gamma",
+    "_npi_choice", "_npi_exponential", "_npi_gamma", "_npi_gumbel", "_npi_logistic", "_npi_multinomial",
+    "_npi_normal", "_npi_normal_n", "_npi_pareto", "_npi_powerd", "_npi_rayleigh", "_npi_uniform", "_npi_uniform_n",
+    "_npi_weibull", "_random_pdf_dirichlet", "_random_pdf_exponential", "_random_pdf_gamma",
     "_random_pdf_generalized_negative_binomial", "_random_pdf_negative_binomial", "_random_pdf_normal",
     "_random_pdf_poisson", "_random_pdf_uniform",
 )
