@@ -152,7 +152,7 @@ def report(args: argparse.Namespace) -> int:
         print(f"gluon-amp report: warning: {slow}", file=sys.stderr)
     if record:
         print(filled(f"Converted to {record.summary()}", 2))
-    made.print(args.by, args.wide)
+    made.print(args.by, wide=args.wide)
     return 0
 
 

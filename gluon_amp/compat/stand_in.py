@@ -127,15 +127,6 @@ def install() -> None:
     GluonCV's R-CNN tasks import it inside their functions, GluonNLP imports ``mxnet.contrib.amp.amp``. Libraries that
     imported MXNet's modules before are covered, but not functions that they imported out of them by name. MXNet 2's
     tutorials say ``from mxnet import amp``, and ``device`` for a context: both are understood.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.install()
-    >>> from mxnet.contrib import amp as theirs
-    >>> theirs is amp
-    True
-    >>> amp.uninstall()
     """
     if _live:
         return

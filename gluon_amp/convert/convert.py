@@ -134,7 +134,9 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device,
                          weights=weights, int8=int8)
     counts = passes.run(graph, context)
     made = _counted(graph, policy, device, counts)
-    name_results(graph)
+    for node in graph.operators():  # what gives the program's results has their names: behind a padded one the cut
+        if node.stands_for and node.inputs[0].node.name == node.stands_for:
+            node.inputs[0].node.name, node.name = graph.new_name(f"{node.stands_for}_padded"), node.stands_for
     graph.forget(REGION)
     _say_types(graph, set(dtypes))
     if policy.runs("fuse"):
@@ -254,60 +256,37 @@ def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tu
     return from_graph(graph, symbol), {name: cast_arrays(array, FLOAT32) for name, array in arrays.items()}
 
 
-def name_results(graph: Graph) -> None:
-    """Give what gives the program's results the program's names: behind a padded convolution that is the cut."""
-    for node in graph.operators():
-        if node.stands_for and node.inputs[0].node.name == node.stands_for:
-            node.inputs[0].node.name, node.name = graph.new_name(f"{node.stands_for}_padded"), node.stands_for
-
-
 def name_outputs(graph: Graph, wanted: Sequence[str], current: Callable[[], Sequence[str]]) -> None:
     """Give the outputs of a graph the names they had, where another operator gives them now."""
     # MXNet appends _output to the name of a node with one output, _out for np.matmul, np.concatenate and their kin, and
     # _output0, _output1 and so on where there are several.
     names = {node.name for node in graph.nodes()}
     joined: dict[str, Node] = {}
+
+    def carrier(head: Entry, name: str, is_out: str | None, number: str | None) -> Node | None:
+        """Return the node that gets a name for an output to have its own; None where the output cannot have it."""
+        if is_out:
+            return None if head.shape == () else operator("_npi_concatenate", name, [head], head, Role.HELPER,
+                                                          num_args=1, axis=0)
+        if number:  # of a node with several outputs
+            count = max([int(number) + 1, *(node.num_outputs for node in graph.nodes() if node.name == name)])
+            made = joined.setdefault(name, operator(MULTICAST, name, [head] * count, head, num_outputs=count))
+            made.num_outputs, made.inputs[int(number)] = len(made.inputs), head
+            return made
+        is_shared = head.node.is_variable or head.node.num_outputs > 1 or sum(
+            other.node is head.node for other in graph.heads) > 1
+        return operator("_copy", name, [head], head) if is_shared else head.node
+
     for _ in range(2):  # a node that makes room for another may have given an output a name
         for position, (name, other) in enumerate(zip(wanted, current())):
-            several = re.fullmatch(r"(.+)_output(\d+)", name)
-            if name == other:
+            parts = re.fullmatch(r"(.+)(?:(_out)|_output(\d*))", name)
+            owner = carrier(graph.heads[position], *parts.groups()) if parts and name != other else None
+            if parts is None or owner is None:
                 continue
-            if name.endswith("_output"):
-                graph.heads[position] = _carried(graph, position, name[:-len("_output")], names)
-            elif name.endswith("_out") and graph.heads[position].shape != ():
-                head, name = graph.heads[position], name[:-len("_out")]
-                node = operator("_npi_concatenate", name, [head], head, Role.HELPER, num_args=1, axis=0)
-                graph.heads[position] = _with_room(graph, node, name, names)
-            elif several:
-                graph.heads[position] = _carried_jointly(graph, position, several[1], int(several[2]), joined, names)
-
-
-def _carried(graph: Graph, position: int, name: str, names: set[str]) -> Entry:
-    """Return an output under a name; behind a node that gives other outputs too an identity gets it."""
-    head = graph.heads[position]
-    others = [other for place, other in enumerate(graph.heads) if place != position and other.node is head.node]
-    is_shared = head.node.is_variable or head.node.num_outputs > 1 or others
-    return _with_room(graph, operator("_copy", name, [head], head) if is_shared else head.node, name, names)
-
-
-def _carried_jointly(graph: Graph, position: int, name: str, output: int, joined: dict[str, Node],
-                     names: set[str]) -> Entry:
-    """Return an output under a name like those of a node with several outputs."""
-    head = graph.heads[position]
-    if name not in joined:
-        count = max([output + 1, *(node.num_outputs for node in graph.nodes() if node.name == name)])
-        joined[name] = operator(MULTICAST, name, [head] * count, head, num_outputs=count)
-        joined[name].num_outputs = count
-        _with_room(graph, joined[name], name, names)
-    joined[name].inputs[output] = head
-    return Entry(joined[name], output)
-
-
-def _with_room(graph: Graph, owner: Node, name: str, names: set[str]) -> Entry:
-    """Give a node a name, and others that have it another; several outputs that users know by it keep it."""
-    known = {id(head.node) for head in graph.heads if head.node.num_outputs > 1}
-    for node in graph.nodes():
-        if node.name == name and node is not owner and not node.is_variable and id(node) not in known:
-            node.name = unique_name(f"{name}_low", names)
-    owner.name = name
-    return Entry(owner)
+            # Other nodes of the name get another one, but for several outputs that users know by it.
+            known = {id(head.node) for head in graph.heads if head.node.num_outputs > 1}
+            for node in graph.nodes():
+                if node.name == parts[1] and node is not owner and not node.is_variable and id(node) not in known:
+                    node.name = unique_name(f"{parts[1]}_low", names)
+            owner.name = parts[1]
+            graph.heads[position] = Entry(owner, int(parts[3] or 0))

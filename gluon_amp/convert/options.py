@@ -36,6 +36,9 @@ Conditions = Optional[Sequence[ConditionalOp]]
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 MODES = ("naive", "entropy")  # of choosing ranges
 _OFFLINE = "cast_params_offline"
+# How another machine's device of a kind runs a type.
+_FOREIGN = {("gpu", FLOAT16): cuda_support(None), ("cpu", BFLOAT16): FOREIGN_BFLOAT16,
+            ("cpu", FLOAT16): IMITATED_FLOAT16}
 # Names that mean the same: MXNet's own, but for the first.
 _ALIASES = {"dtype": "target_dtype", "ctx": "device", "cast_optional_params": _OFFLINE}
 # What an argument for INT8 is where it is left out; None where nothing takes its place.
@@ -108,7 +111,7 @@ class ConversionOptions:
     target_dtype_ops: Any = None
     fp32_ops: Any = None
     conditional_fp32_ops: Any = None
-    exclude: Any = None  # behind the checks: Exclusions
+    exclude: Any = None  # behind the checks: a tuple of names, blocks and classes of blocks
     optimize: Any = None
     disable_passes: Any = None  # behind the checks: all passes that are off
     cast_params_offline: Any = None
@@ -126,20 +129,19 @@ class ConversionOptions:
     dtypes: Any = None
 
     @classmethod
-    def of(cls, function: str, target_dtype: Any, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
-           excluded_sym_names: Any, cast_optional_params: Any, others: Mapping[str, Any], *,
-           without: Sequence[str] = (), **given: Any) -> ConversionOptions:
-        """Read the arguments of a function: MXNet's, others by name, and what the function gives itself."""
+    def of(cls, function: str, given: Mapping[str, Any], without: Sequence[str] = (), **defaults: Any
+           ) -> ConversionOptions:
+        """Read the local variables that a function begins with: MXNet's arguments, and ``options``, others by name."""
         known = {each.name for each in fields(cls)}.difference(without)
-        for name in others:
+        for name in given["options"]:
             if name not in known and name not in _ALIASES:
                 hint = f": {NO_TUNING}" if name == "tuning" else f".{closest(name, known)}"
                 raise TypeError(f"amp.{function} has no argument {name!r}{hint}")
+        excluded_sym_names = given["excluded_sym_names"]
         if isinstance(excluded_sym_names, str):
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
-        asked = {"target_dtype": target_dtype, "target_dtype_ops": target_dtype_ops, "fp32_ops": fp32_ops,
-                 "conditional_fp32_ops": conditional_fp32_ops, "cast_optional_params": cast_optional_params,
-                 **given, **others}
+        asked = {name: value for name, value in {**given, **defaults, **given["options"]}.items()
+                 if name in known or name in _ALIASES}
         asked["device"] = _devices("device", asked.get("device"))
         for alias, own in _ALIASES.items():
             value = asked.pop(alias, None)
@@ -157,7 +159,10 @@ class ConversionOptions:
         self.target_dtype = (
             self._beside_int8() if self.is_int8 else
             None if self.target_dtype is None else normalize(self.target_dtype, or_float32=True))
-        self.exclude = Exclusions.of(self.exclude)
+        self.exclude = tuple(_listed(self.exclude))
+        for target in self.exclude:
+            if not can_be_target(target):
+                raise PolicyError(expected("names of nodes or blocks, blocks, or classes of blocks", "exclude", target))
         self.device = () if self.device is None else _devices("device", self.device)
         optimize = "all" if self.optimize is None and self.is_int8 else self.optimize
         self.disable_passes = disabled_passes(optimize, self.cast_params_offline, self.disable_passes)
@@ -172,9 +177,29 @@ class ConversionOptions:
         kind = f"gpu({devices[0].device_id})" if devices[0].device_type == "gpu" else "cpu"
         policies = device_policies({kind: chosen[devices[0]]}, target_precision_ops=self.target_dtype_ops,
                                    fp32_ops=self.fp32_ops, conditional_fp32_ops=self.conditional_fp32_ops)
-        policy = replace(policies[kind], excluded=self.exclude.nodes(graph, block), training=False,
+        policy = replace(policies[kind], excluded=self._excluded(graph, block), training=False,
                          disabled_passes=self.disable_passes)
         return policy, Device.of(chosen[devices[0]])
+
+    def excludes(self, block: Block) -> bool:
+        """Tell whether a block is excluded by itself."""
+        return any(is_target(block, target) for target in self.exclude)
+
+    def _excluded(self, graph: Graph, block: Block | None) -> frozenset[str]:
+        """Name the operators to keep in FP32; tracing has marked those in excluded blocks."""
+        inside = [] if block is None else list(descendants(block))
+        operators = [node.name for node in graph.operators()]
+        chosen = {node.name for node in graph.operators() if region(node.attrs) == REGION_OFF}
+        for target in self.exclude:
+            matching = [name for name in operators if isinstance(target, str) and is_named(name, target)]
+            chosen.update(matching)
+            if matching or any(is_target(inner, target) for inner in inside):
+                continue
+            if isinstance(target, str):
+                raise PolicyError(f"exclude: the network has no node or block {target!r}.{closest(target, operators)}")
+            what = target.__name__ if isinstance(target, type) else target.name
+            raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
+        return frozenset(chosen)
 
     def _asks_for_int8(self) -> bool:
         """Tell whether layers are to run in INT8; check what is asked of that, and fill in what is left out."""
@@ -208,7 +233,7 @@ def _chosen(target: str | None, device: mx.Context) -> Support:
     """Return how a device runs a type, or another machine's device of its kind where this one's does not."""
     kind = "gpu" if device.device_type == "gpu" else "cpu"
     here = of_device(device, device_supports()) or cuda_support(None)
-    chosen = here if target is None else _as_run(target, kind, here)
+    chosen = here if target is None else here.requested(target) or _FOREIGN.get((kind, target))
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
                          "kernels for it. Leave the type out to get the best one")
@@ -216,13 +241,6 @@ def _chosen(target: str | None, device: mx.Context) -> Support:
     if drawback:
         warn_once(drawback)
     return chosen
-
-
-def _as_run(target: str, kind: str, here: Support) -> Support | None:
-    """Return how a device runs a type, or another machine's device of its kind where this one's does not."""
-    foreign = {FLOAT16: cuda_support(None)} if kind == "gpu" else {BFLOAT16: FOREIGN_BFLOAT16,
-                                                                   FLOAT16: IMITATED_FLOAT16}
-    return here.requested(target) or foreign.get(target)
 
 
 def _drawback(dtype: str, chosen: Support, here: Support) -> str:
@@ -241,7 +259,7 @@ def drawback_here(dtype: str) -> str:
         return ""
     if dtype == FLOAT16:
         return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
-    return _drawback(dtype, _as_run(dtype, "cpu", cpu) or cpu, cpu)
+    return _drawback(dtype, cpu.requested(dtype) or _FOREIGN.get(("cpu", dtype), cpu), cpu)
 
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
@@ -264,45 +282,8 @@ def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: b
     return frozenset(set(STEPS) - named) | disabled
 
 
-@dataclass(frozen=True)
-class Exclusions:
-    """The operators that stay in FP32."""
-
-    names: tuple[str, ...] = ()  # of operator nodes or blocks; they may hold wildcards
-    blocks: tuple[Any, ...] = ()  # blocks, and classes of blocks
-
-    @classmethod
-    def of(cls, argument: Any) -> Exclusions:
-        """Read names, blocks, classes of blocks, policies for what they exclude, and sequences of such."""
-        targets = list(_listed(argument))
-        for target in targets:
-            if not can_be_target(target):
-                raise PolicyError(expected("names of nodes or blocks, blocks, or classes of blocks", "exclude", target))
-        return cls(tuple(target for target in targets if isinstance(target, str)),
-                   tuple(target for target in targets if not isinstance(target, str)))
-
-    def match(self, block: Block) -> bool:
-        """Tell whether a block is excluded by itself."""
-        return any(is_target(block, target) for target in (*self.names, *self.blocks))
-
-    def nodes(self, graph: Graph, block: Block | None = None) -> frozenset[str]:
-        """Name the operators to keep in FP32; tracing has marked those in excluded blocks."""
-        inside = [] if block is None else list(descendants(block))
-        operators = [node.name for node in graph.operators()]
-        chosen = {node.name for node in graph.operators() if region(node.attrs) == REGION_OFF}
-        for name in self.names:
-            matching = [operator for operator in operators if is_named(operator, name)]
-            if not matching and not any(is_target(inner, name) for inner in inside):
-                raise PolicyError(f"exclude: the network has no node or block {name!r}.{closest(name, operators)}")
-            chosen.update(matching)
-        for target in self.blocks:
-            if not any(is_target(inner, target) for inner in inside):
-                what = target.__name__ if isinstance(target, type) else target.name
-                raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
-        return frozenset(chosen)
-
-
 def _listed(target: Any) -> Iterator[Any]:
+    """Yield names, blocks and classes of blocks, of a policy the names that it excludes."""
     if isinstance(target, Policy):
         yield from target.excluded
     elif isinstance(target, Iterable) and not isinstance(target, (str, Block)):

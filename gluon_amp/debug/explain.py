@@ -52,21 +52,6 @@ def explain(net: Block | Report, name: str, data: Any = None) -> Explanation:
     -------
     Explanation
         Print it.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> amp.init('bfloat16')
-    >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
-    >>> net.initialize()
-    >>> net.hybridize()
-    >>> print(amp.explain(net, 'fc_fwd', mx.nd.ones((2, 8))))
-    fc_fwd (FullyConnected, in block fc) runs in bfloat16: planned bfloat16, observed bfloat16
-      why     rule LOWER: bfloat16 matrix products run about 2x as fast as FP32
-      reads   data: float32, cast to bfloat16
-      ...
-    >>> amp.deinit()
     """
     if not isinstance(name, str):
         raise TypeError(expected("the name of an operator, block or parameter", "name", name))

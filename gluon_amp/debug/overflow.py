@@ -292,18 +292,6 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     OverflowTracer
         Holds the reports; a context manager, or to be closed by ``close()``. Until then every training step keeps its
         inputs and copies the gradients of the network's outputs.
-
-    Examples
-    --------
-    ::
-
-        tracer = amp.trace_overflow(net, trainer)
-        for data, label in batches:
-            ...
-            trainer.step(batch_size)
-        for report in tracer.reports:
-            print(report.block, report.phase)
-        tracer.close()
     """
     checks.instance("net", net, Block, "a Gluon block")
     attached_to(trainer, "trace_overflow")
@@ -404,11 +392,8 @@ class _Locator:
         """Attribute a cast of AMP to the operator that gave the value, or to the one that reads it."""
         if not row.rounds:
             return _Culprit(phase, row)
-        writer: OpRecord | None = row
-        while writer is not None and writer.inserted:
-            writer = writer.reads[0].source if writer.reads else None
-        if phase == FORWARD and writer is not None:
-            return _Culprit(phase, writer, row)
+        if phase == FORWARD and row.own is not None:
+            return _Culprit(phase, row.own, row)
         reader = self._reader(row)
         for position, array in enumerate(self.run.outputs):
             if reader.inserted and self.run.source(array) == (reader, 0):  # the last cast of all

@@ -60,20 +60,6 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     Policy
         Its ``excluded`` names the operators. ``amp.init(policy=...)`` takes it, conversions take it as ``exclude``, and
         ``save`` and ``Policy.load`` keep it in a JSON file.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> net = mx.gluon.nn.HybridSequential(prefix='net_')
-    >>> with net.name_scope():
-    ...     net.add(mx.gluon.nn.Dense(4, in_units=4), mx.gluon.nn.Dense(4, in_units=4))
-    >>> net.initialize()
-    >>> net.hybridize()
-    >>> net[1].weight.set_data(mx.nd.ones((4, 4)) * 1e5)  # float16 ends at 65504
-    >>> policy = amp.search_exclusions(net, mx.nd.ones((2, 4)), max_error=0.01, target_dtype='float16')
-    >>> sorted(policy.excluded)
-    ['net_dense1_fwd']
     """
     limit = allowed(max_error, metric, budget)
     if limit is None:

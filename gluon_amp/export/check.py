@@ -22,7 +22,7 @@ from ..errors import GraphError
 from ..graph import VARIABLE, Entry, Graph, Node
 from ..metrics import relative_error
 from ..rules.tables.groups import CHOOSE_BY_ORDER
-from .precision import onnx_package, package
+from .precision import package
 
 # Others that decide: of ``broadcast_`` too, and of a tensor with a number.
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "less", "less_equal")
@@ -59,7 +59,7 @@ class Comparison:
 
     def _apart(self, made: Exported) -> Any:
         """Return a copy of a model in which deciding operators, and the users of decisions, read other inputs."""
-        onnx = onnx_package()
+        onnx = package("onnx")
         inferred = onnx.shape_inference.infer_shapes(made.model).graph
         types = {each.name: each.type.tensor_type.elem_type for each in [*inferred.value_info, *inferred.output]}
         model = onnx.ModelProto()
@@ -88,7 +88,7 @@ class Comparison:
             if wanted[name].size and not np.isfinite(wanted[name]).any():
                 raise GraphError("expected data_example for which the network gives numbers, received some for which "
                                  f"none of {name!r} is finite: nothing can be compared")
-        to_numpy = onnx_package().helper.tensor_dtype_to_np_dtype
+        to_numpy = package("onnx").helper.tensor_dtype_to_np_dtype
         values = {**{name + _GIVEN: each for name, each in wanted.items()}, **dict(zip(fed, given))}
         arrays.update((name, values[name].astype(to_numpy(kind))) for name, kind in self._types.items())
         found.update((name, each) for name, each in zip(self._heads, run(checked, list(self._heads), arrays))
@@ -126,7 +126,7 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 
 def rounding(model: Any) -> Any:
     """Return a model that computes what another does with FP32 arithmetic, and float16 rounding behind each node."""
-    onnx = onnx_package()
+    onnx = package("onnx")
     float16, float32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
     inferred = onnx.shape_inference.infer_shapes(model).graph
     types = {each.name: each.type.tensor_type.elem_type
@@ -156,7 +156,7 @@ def rounding(model: Any) -> Any:
 
 def run(model: Any, names: Sequence[str], data: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Return what onnxruntime gives on the CPU for these tensors."""
-    onnx, runtime = onnx_package(), package("onnxruntime")
+    onnx, runtime = package("onnx"), package("onnxruntime")
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     given = {each.name for each in model.graph.output}  # onnxruntime knows the types of others
