@@ -27,7 +27,7 @@ from .assignment import Made, Network, calibrated, converted_network, prepared
 from .calibration import Calibration
 from .convert import Conversion, with_fp32_parameters
 from .options import Conditions, ConversionOptions, Names
-from .parameters import save_model, split
+from .parameters import flat, save_model, split
 
 
 class ConvertedBlock(SymbolBlock):
@@ -219,10 +219,3 @@ def _traced(block: HybridBlock, example: Sequence[Any] | None, is_excluded: Call
                          "load_parameters(), and pass data_example, or run the network once, so that their shapes are "
                          "known")
     return traced
-
-
-def flat(value: Any) -> list[Any]:
-    """Return the arrays of nested lists, None left out."""
-    if isinstance(value, (list, tuple)):
-        return [array for item in value for array in flat(item)]
-    return [] if value is None else [value]

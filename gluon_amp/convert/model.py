@@ -37,7 +37,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
         The inputs that are data, the others being parameters; without it inputs that carry a type are parameters.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in MXNet: see :class:`ConversionOptions`. With ``cast_optional_params`` variables of parameters that are read
-        in low precision only carry that type. False by default.
+        in low precision only carry that type.
     **options
         Those of :class:`ConversionOptions`, but for ``data_example`` and INT8's. No optimisation is on by default. With
         ``optimize='all'`` the symbol runs on CPUs only, and gives no gradients.
@@ -75,17 +75,15 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in MXNet: see :class:`ConversionOptions`.
     **options
-        Those of :class:`ConversionOptions`. No optimisation is on by default: as in MXNet casts are added, and every
-        operator, name and parameter stays. For speed ask for ``optimize=['drop_training', 'fold_batch_norm',
-        'align_channels', 'cast_params_offline']``; behind ``fuse`` there are no gradients, which ``Module.bind`` asks
-        for unless it is told ``for_training=False``. With INT8 all are on. With ``data_names`` every other input but
-        labels must be among the parameters, without it those that layers read as weights.
+        Those of :class:`ConversionOptions`. As in MXNet casts are added, and every operator, name and parameter stays.
+        For speed ask for ``optimize=['drop_training', 'fold_batch_norm', 'align_channels', 'cast_params_offline']``;
+        behind ``fuse`` there are no gradients: bind with ``for_training=False``. With INT8 all are on. With
+        ``data_names`` every other input but labels must be among the parameters.
 
     Returns
     -------
     (Symbol, dict, dict)
-        The converted network, its parameters and auxiliary states. Parameters take the types and shapes that the
-        converted network wants.
+        The converted network, its parameters in the types and shapes that it wants, and auxiliary states.
     """
     asked = ConversionOptions.of("convert_model", locals())
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")

@@ -50,9 +50,8 @@ _INT8 = {"calib_data": None, "calib_mode": MODES[0], "calib_batches": None, "met
 class ConversionOptions:
     """The keyword arguments of the conversions.
 
-    :func:`convert_hybrid_block`, :func:`convert_model`, :func:`convert_symbol` and :func:`convert_bucketing_module`
-    take them under these names, and some under MXNet's: ``ctx`` is ``device``, ``cast_optional_params`` is
-    ``cast_params_offline``, ``excluded_sym_names`` is ``exclude``.
+    They take some under MXNet's names, too: ``ctx`` is ``device``, ``cast_optional_params`` is ``cast_params_offline``,
+    ``excluded_sym_names`` is ``exclude``.
 
     Parameters
     ----------
@@ -79,14 +78,13 @@ class ConversionOptions:
     device : Context or list of Context, optional
         Where the converted network is to live: where a block does, or the current context, by default.
     data_example : NDArray or sequence of NDArray, or dict of str to NDArray or shape, optional
-        Arguments of a call of a block: needed where parameters still wait for their shape, or the signature does not
-        tell their number. Of a symbol data or shapes by input name, which passes can use.
+        Arguments of a call of a block: needed where parameters wait for their shape, or the signature does not tell
+        their number. Of a symbol data or shapes by input name, which passes can use.
     data_names : list of str, optional
         The inputs of a symbol that are data; labels of losses need no mention.
     calib_data : DataLoader, DataIter, NDArray, sequence, path or Calibration, optional
-        For INT8, data to learn the ranges of values from: a hundred examples of what the network is to see, with labels
-        or without; the path of an ``.npz`` file or of a directory of them; or what :func:`calibrate` returned, beside
-        ``data_example`` with arrays.
+        For INT8, a hundred examples to learn the ranges of values from, with labels or without; the path of an ``.npz``
+        file or of a directory of them; or what :func:`calibrate` returned, beside ``data_example`` with arrays.
     calib_mode : {'naive', 'entropy'}, optional
         Whether INT8 holds all values that were seen (the default), or the range that loses least information.
     calib_batches : int, optional
@@ -97,14 +95,13 @@ class ConversionOptions:
     budget : float, optional
         How much worse than in FP32 the metric may be.
     max_error : float, optional
-        In place of ``metric``: the most that an output may differ from FP32 on the first batch of ``calib_data``, as
-        the 2-norm of the difference over that of FP32. 0.05 where neither is given, but for outputs that are put in
-        order, as detections, and with ``dtypes=('int8',)``.
+        In place of ``metric``: the most that an output may differ from FP32 on the first batch of ``calib_data``, in
+        the relative 2-norm. 0.05 where neither is given, but for outputs in order, as detections, and with
+        ``dtypes=('int8',)``.
     greater_is_better : bool, optional
         False for metrics that are to be small, such as a loss.
     dtypes : sequence of str, optional
-        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out; with ``('int8',)`` all layers that MXNet runs
-        right in INT8 do, also where that is slower.
+        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out, ``('int8',)`` all others where INT8 is right.
     """
 
     target_dtype: Any = None  # behind the checks: the type beside INT8, or the only one; None for the device's fastest
@@ -155,10 +152,10 @@ class ConversionOptions:
 
     def __post_init__(self) -> None:
         self.only_int8 = False  # whether layers that may run in INT8 do, however slow
-        self.is_int8 = self._asks_for_int8()
-        self.target_dtype = (
-            self._beside_int8() if self.is_int8 else
-            None if self.target_dtype is None else normalize(self.target_dtype, or_float32=True))
+        self.is_int8 = spelling(self.target_dtype) == INT8 or self.calib_data is not None
+        beside = self._read_int8()
+        if self.is_int8 or self.target_dtype is not None:
+            self.target_dtype = beside if self.is_int8 else normalize(self.target_dtype, or_float32=True)
         self.exclude = tuple(_listed(self.exclude))
         for target in self.exclude:
             if not can_be_target(target):
@@ -201,21 +198,16 @@ class ConversionOptions:
             raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
         return frozenset(chosen)
 
-    def _asks_for_int8(self) -> bool:
-        """Tell whether layers are to run in INT8; check what is asked of that, and fill in what is left out."""
+    def _read_int8(self) -> str | None:
+        """Check what is asked of INT8, fill in what is left out, and return the type beside it."""
         given = [name for name in _INT8 if getattr(self, name) is not None]
-        asked = spelling(self.target_dtype) == INT8 or self.calib_data is not None
-        if given and not asked:
+        if given and not self.is_int8:
             raise PolicyError(f"{given[0]} is for conversions to INT8: give calib_data, too")
         vars(self).update({name: value for name, value in _INT8.items() if name not in given})
         if self.calib_mode not in MODES:
             raise PolicyError(expected(f"one of {', '.join(map(repr, MODES))}", "calib_mode", self.calib_mode))
         self.limit = allowed(self.max_error, self.metric, self.budget)
-        return asked
-
-    def _beside_int8(self) -> str | None:
-        """Return the type beside INT8."""
-        if self.target_dtype is not None and spelling(self.target_dtype) != INT8:
+        if self.is_int8 and self.target_dtype is not None and spelling(self.target_dtype) != INT8:
             raise PolicyError(expected("'int8', or no type, beside calib_data", "target_dtype", self.target_dtype))
         others = [normalize(each, "dtypes", or_float32=True) for each in self.dtypes or () if spelling(each) != INT8]
         low = [each for each in others if each != FLOAT32]
@@ -254,12 +246,11 @@ def _drawback(dtype: str, chosen: Support, here: Support) -> str:
 def drawback_here(dtype: str) -> str:
     """Say that this machine runs files of a type slower than FP32, or not at all; nothing where it does well."""
     supports = device_supports()
-    cpu = supports["cpu"]
     if any(each.dtype == dtype for each in supports.values()):
         return ""
-    if dtype == FLOAT16:
-        return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
-    return _drawback(dtype, cpu.requested(dtype) or _FOREIGN.get(("cpu", dtype), cpu), cpu)
+    cpu = supports["cpu"]
+    return ("this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
+            if dtype == FLOAT16 else _drawback(dtype, cpu.requested(dtype) or _FOREIGN.get(("cpu", dtype), cpu), cpu))
 
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,

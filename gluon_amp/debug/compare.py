@@ -36,11 +36,7 @@ ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 @dataclass(frozen=True)
 class OperatorError:
-    """The errors of one operator against FP32.
-
-    Errors are relative: the 2-norm of the difference over that of FP32. They are infinite where FP32 is finite and low
-    precision is not, and where FP32 gives only zeros and low precision something else.
-    """
+    """The errors of one operator against FP32, in the relative 2-norm; infinite where only FP32 is finite, or zero."""
 
     name: str  # in the graph; in code that is not hybridized that of its block and kind
     op: str
@@ -115,8 +111,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
             gradients: bool = True) -> Comparison:
     """Run a network in FP32 and in mixed precision on the same data, and compare every operator.
 
-    Random operators draw the same numbers in both runs: MXNet's random numbers are seeded. Parameters, their gradients
-    and running statistics stay as they are.
+    Random operators draw the same numbers. Parameters, their gradients and running statistics stay as they are.
 
     Parameters
     ----------
@@ -125,11 +120,9 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     data : NDArray or tuple
         The arguments of its call: a small batch, since all intermediate results are kept, twice.
     loss : callable, optional
-        Takes what the network returns and gives the loss to differentiate. Without it the gradients are those of the
-        outputs multiplied by random numbers of a normal distribution, and added.
+        Takes what the network returns and gives the loss to differentiate; without it that is a random sum of outputs.
     target_dtype : {'float16', 'bfloat16'}, optional
-        The low-precision type. Without it and ``policy`` the setting of :func:`~gluon_amp.init` holds where AMP is on,
-        else the device's type.
+        The type; without it and ``policy`` that of :func:`~gluon_amp.init` where AMP is on, else the device's.
     policy : Policy, optional
         The policy to compare, such as one of :func:`~gluon_amp.search_exclusions`.
     loss_scale : float

@@ -6,7 +6,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -250,20 +250,16 @@ class OverflowTracer:
             with unchanged(self.net), under(call.state):
                 run = record(partial(self.net, *call.arguments), self.net, train_mode=call.train_mode,
                              keep=True)
-            run.backward(_seeds(run, call), trainers.attached(self.trainer).applied)
+            seeds = [(array, cast_arrays(gradient, _dtype_of(array)))
+                     for array, gradient in zip(run.outputs, call.gradients) if gradient is not None]
+            for array, gradient in zip(run.outputs, call.gradients):
+                source = run.source(array)
+                if gradient is None and source is not None and source[0].kernel in IGNORE_GRADIENT:
+                    seeds.append((array, mx.nd.ones_like(array)))  # MXNet computes none for it
+            run.backward(seeds, trainers.attached(self.trainer).applied)
         finally:
             self._runs_again = False
         return run
-
-
-def _seeds(run: Recording, call: _Call) -> Iterator[tuple[NDArray, NDArray]]:
-    """Yield outputs and their gradients, which the backward pass begins with."""
-    for array, gradient in zip(run.outputs, call.gradients):
-        source = run.source(array)
-        if gradient is not None:
-            yield array, cast_arrays(gradient, _dtype_of(array))
-        elif source is not None and source[0].kernel in IGNORE_GRADIENT:  # MXNet computes none for it
-            yield array, mx.nd.ones_like(array)
 
 
 def _dtype_of(array: NDArray) -> str:
@@ -273,9 +269,9 @@ def _dtype_of(array: NDArray) -> str:
 def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> OverflowTracer:
     """Report for every skipped step, from now on, which operator gave the first inf or NaN.
 
-    The network's calls of the step run once more, operator by operator, just before the trainer discards the step. The
-    report goes to the ``gluon_amp`` log as a warning, in full for the first step of each fault, and to ``reports``.
-    Parameters, gradients and running statistics stay as they are; random operators draw new numbers.
+    The network's calls of the step run once more, operator by operator, before the trainer discards the step. Reports
+    go to ``reports``, and to the ``gluon_amp`` log, in full for the first step of each fault. Parameters, gradients and
+    running statistics stay as they are; random operators draw new numbers.
 
     Parameters
     ----------
@@ -284,14 +280,13 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     trainer : gluon.Trainer
         After :func:`~gluon_amp.init_trainer`.
     limit : int
-        How many skipped steps to look into. With dynamic loss scaling some are normal: the scaler
-        looks for the largest scale that fits.
+        How many skipped steps to look into; with dynamic loss scaling some are normal.
 
     Returns
     -------
     OverflowTracer
-        Holds the reports; a context manager, or to be closed by ``close()``. Until then every training step keeps its
-        inputs and copies the gradients of the network's outputs.
+        A context manager, or to be closed by ``close()``. Until then every step keeps its inputs and copies the
+        gradients of the network's outputs.
     """
     checks.instance("net", net, Block, "a Gluon block")
     attached_to(trainer, "trace_overflow")

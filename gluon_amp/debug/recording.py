@@ -143,8 +143,9 @@ class Recording:
         if not self._differentiates or writes:
             outputs = list(compute(inputs))
         else:
-            made.marked = [autograd.is_recording() and _is_differentiable(array, read)
-                           for array, read in zip(inputs, made.reads)]
+            made.marked = [autograd.is_recording() and is_float(array) and (
+                array.grad is not None if read.source is None else bool(read.source.recorded))
+                for array, read in zip(inputs, made.reads)]
             # MXNet ties all operators that read an array into one graph, a constant too: each gets its own handle.
             leaves = [_leaf_of(array) if mark else array.detach() for array, mark in zip(inputs, made.marked)]
             outputs = list(compute(leaves))
@@ -274,30 +275,20 @@ class Rerun(NamedTuple):
     input_gradients: list[NDArray | None]
 
 
-def _is_differentiable(array: NDArray, read: Read) -> bool:
-    return is_float(array) and (bool(read.source.recorded) if read.source is not None else array.grad is not None)
-
-
 def _per_input(heads: Sequence[tuple[NDArray, NDArray]], inputs: Sequence[NDArray],
                made: OpRecord) -> list[NDArray | None]:
     """Return the gradient of each input, None where there is none, from outputs and their gradients."""
     leaves = [array for array, mark in zip(inputs, made.marked) if mark]
-    gradients = iter(_gradients_of(heads, leaves, made.training) if heads and leaves else [None] * len(made.marked))
-    return [next(gradients) if mark else None for mark in made.marked]
-
-
-def _gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDArray],
-                 training: bool) -> list[NDArray | None]:
-    """Return the gradients of marked arrays; None for all where the operator has no gradient."""
-    outputs, gradients = zip(*heads)
-    try:
-        per_leaf = autograd.grad(list(outputs), list(leaves), head_grads=list(gradients), retain_graph=False,
-                                 train_mode=training)
-    except mx.MXNetError as error:
-        if "non-differentiable" not in str(error):
-            raise
-        return [None] * len(leaves)
-    return [array.tostype("default") if isinstance(array, BaseSparseNDArray) else array for array in per_leaf]
+    gradients = [None] * len(leaves)
+    if heads and leaves:
+        outputs, given = map(list, zip(*heads))
+        try:
+            gradients = autograd.grad(outputs, leaves, head_grads=given, retain_graph=False, train_mode=made.training)
+        except mx.MXNetError as error:  # the operator has no gradient
+            if "non-differentiable" not in str(error):
+                raise
+    dense = (array.tostype("default") if isinstance(array, BaseSparseNDArray) else array for array in gradients)
+    return [next(dense) if mark else None for mark in made.marked]
 
 
 def _leaf_of(array: NDArray) -> NDArray:

@@ -92,8 +92,8 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
            loss: Callable[[Any], NDArray] | None = None) -> Report:
     """Run a network once and say what mixed precision did to it, operator by operator, and what to do about it.
 
-    Hybridized blocks are reported as the graphs that they run, other code as the operators that were called, converted
-    networks as they are. The network is left as it was.
+    Hybridized blocks are reported as the graphs that they run, other code as it is called. The network is left as it
+    was.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
     data : NDArray, or sequence of them
         The argument of the network's call, or all its arguments in a tuple.
     train : bool
-        Run as in training: ``autograd.record`` is on. Running statistics and gradients are put back afterwards.
+        Run as in training; running statistics and gradients are put back afterwards.
     time : bool
         Take the time of every operator with MXNet's profiler, which nothing else may use meanwhile: the median of three
         runs. With ``train`` the backward pass is part of it.
@@ -110,8 +110,7 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
         Look at the largest value of every operator, and with ``train`` at the largest gradient: the summary says how
         near they are to the limits of the type, and which loss scale fits.
     loss : callable, optional
-        Takes what the network returns and gives the loss that the backward pass begins with; the sum of the outputs
-        without.
+        Takes what the network returns and gives the loss; the backward pass begins with the sum of the outputs without.
 
     Returns
     -------

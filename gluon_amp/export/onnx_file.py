@@ -127,7 +127,8 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
         for each in (model, checked):
             _free_batch(each, symbol, arrays, *trials)
     onnx.checker.check_model(model, full_check=True)
-    checked = checked if policy is None else check.rounding(checked)
+    if policy is not None:
+        check.round_behind_nodes(checked)
     found = [comparison.errors(model, checked, each, policy is not None) for each in trials]
     errors = {name: max(each.get(name, 0.0) for each in found) for name in {**found[0], **found[-1]}}
     worst = max(errors, key=errors.__getitem__, default="")

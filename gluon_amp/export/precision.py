@@ -24,6 +24,14 @@ def package(name: str) -> Any:
                           "Run: python -m pip install 'gluon_amp[onnx]'") from error
 
 
+def tensor_types(model: Any, **options: Any) -> dict[str, int]:
+    """Return the type of each tensor of a model."""
+    inferred = package("onnx").shape_inference.infer_shapes(model, **options).graph
+    values = [*inferred.input, *inferred.value_info, *inferred.output]
+    return {**{each.name: each.type.tensor_type.elem_type for each in values},
+            **{each.name: each.data_type for each in model.graph.initializer}}
+
+
 class Float16:
     """Puts casts to and from float16 into an FP32 model, from its inputs to its outputs."""
 
@@ -32,11 +40,8 @@ class Float16:
         self.kinds = self.onnx.TensorProto
         self.graph = model.graph
         self.lowered = lowered  # by the first output of each node: whether that runs in float16
-        inferred = self.onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
-        values = [*inferred.input, *inferred.value_info, *inferred.output]
-        self.types = {each.name: each.type.tensor_type.elem_type for each in values}
+        self.types = tensor_types(model, strict_mode=True)
         self.weights = {each.name: each for each in model.graph.initializer}
-        self.types.update((name, each.data_type) for name, each in self.weights.items())
         self.version = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
         self.made: dict[tuple[str, int], str] = {}  # casts, and weights in another type
         self.nodes: list[Any] = []
