@@ -31,10 +31,7 @@ from .parameters import flat, save_model, split
 
 
 class ConvertedBlock(SymbolBlock):
-    """A converted network, for inference, made by :func:`gluon_amp.convert_hybrid_block`.
-
-    It takes and returns what the network that it was made from does. ``conversion`` is the record of what was done.
-    """
+    """A converted network, for inference, with what it takes and returns; ``conversion`` is the record of it."""
 
     def __init__(self, outputs: mx.sym.Symbol, inputs: Sequence[mx.sym.Symbol], conversion: Conversion,
                  state: State | None = None):
@@ -49,10 +46,7 @@ class ConvertedBlock(SymbolBlock):
         self._inputs = [variable.name for variable in inputs]
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32.
-
-        Raise StateError where a gradient of the data is asked for, which fused operators do not have.
-        """
+        """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32."""
         gives_none = not self._spoilt.keys().isdisjoint(self._inputs)  # no gradients of the data
         if autograd.is_recording():
             if gives_none and any(map(needs_gradient, flat([x, *args]))):
@@ -65,8 +59,6 @@ class ConvertedBlock(SymbolBlock):
             require_bfloat16()
         arguments = cast_arrays((x, *args), FLOAT32)
         with autograd.pause() if gives_none else nullcontext():  # fused operators fail in training mode
-            if isinstance(x, mx.nd.NDArray):  # MXNet's own way knows no other first argument
-                return super().forward(*arguments)
             return blocks.call_symbol_block(self, arguments)
 
     def _build_cache(self, *args: Any) -> None:
@@ -78,11 +70,7 @@ class ConvertedBlock(SymbolBlock):
             self._cached_op = operation
 
     def export(self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
-        """Write ``path-symbol.json`` and ``path-NNNN.params``, both or neither; return their names.
-
-        MXNet loads and runs them without this package. The casts belong to the network: of ``remove_amp_cast``, which
-        is there for MXNet's signature, only False has a meaning.
-        """
+        """Write ``path-symbol.json`` and ``path-NNNN.params``, which MXNet runs by itself; return their names."""
         if remove_amp_cast:
             raise ValueError("expected remove_amp_cast=False: without its casts a converted network does not run. "
                              "Export the FP32 network it was made from instead")

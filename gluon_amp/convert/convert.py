@@ -111,10 +111,7 @@ def earlier(graph: Graph, wanted: str) -> Conversion | None:
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device, example: Mapping[str, Any], *,
             on_cpu: bool = True, cast_outputs: bool = True, is_trial: bool = False, int8: Int8 | None = None,
             quantize: Callable[[Graph, Collection[str]], Graph] | None = None) -> tuple[mx.sym.Symbol, Conversion]:
-    """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is.
-
-    For INT8, ``quantize`` replaces operators of a fused graph, where those between layers have the given names.
-    """
+    """Convert a symbol, with arrays or shapes of data for an example; ``quantize`` is for fused graphs in INT8."""
     keep_freed_memory()
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
     graph = to_graph(symbol)

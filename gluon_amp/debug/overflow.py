@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Sequence
@@ -180,7 +180,7 @@ class _Probe(autograd.Function):
         return gradient
 
 
-class OverflowTracer:
+class OverflowTracer(AbstractContextManager):
     """Runs every skipped step of a trainer once more and finds what overflowed; made by :func:`trace_overflow`."""
 
     def __init__(self, net: Block, trainer: gluon.Trainer, limit: int):
@@ -202,9 +202,6 @@ class OverflowTracer:
         """Stop tracing; the network and the trainer are then as before."""
         self._stack.close()
         self._calls = []
-
-    def __enter__(self) -> OverflowTracer:
-        return self
 
     def __exit__(self, *details: Any) -> None:
         self.close()

@@ -14,6 +14,7 @@ from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from .. import checks
 from .._mxnet.arrays import map_arrays, wait_for_statistics
 from .._mxnet.blocks import without_a_trace
 from .._mxnet.engine import Program, Stopwatch
@@ -35,11 +36,9 @@ from .records import FLOATS, OpRecord, Places, Read, count_casts, observe, obser
 def record(call: Callable[[], Any], net: Block, *, records: bool = True, train_mode: bool = True,
            loss: Callable[[Any], NDArray] | None = None, differentiates: bool = True, ranges: bool = False,
            keep: bool = False, stopwatch: Stopwatch | None = None) -> Recording:
-    """Call a network, and then a loss of its result, and record every operator.
-
-    ``records``: autograd records the run. ``differentiates``: ``backward`` may be called. ``ranges``: the largest
-    values are noted. ``keep``: all values are kept. ``stopwatch``: operators are timed, in the backward pass, too.
-    """
+    """Call a network, and then a loss of its result, and record every operator."""
+    # ``records``: autograd does; ``differentiates``: ``backward`` may be called; ``ranges``: the largest values are
+    # noted; ``keep``: all values are kept.
     made = Recording(net, ranges, keep, differentiates, stopwatch)
     recording = autograd.record if records else autograd.pause
     with heard(made.called, made.graph_called, methods=differentiates), recording(train_mode=train_mode):
@@ -78,11 +77,8 @@ class Recording:
     def called(self, op: str, called: str, around: Block | None, inputs: Sequence[NDArray], compute: Compute,
                attrs: Mapping[str, str] | None = None, role: Role = Role.OWN, policy: Policy | None = None,
                decision: Decision | None = None, writes: bool = False, is_whole: bool = False) -> Sequence[NDArray]:
-        """Run an operator that was called by itself.
-
-        ``called``: its name in the program, or of what AMP inserted; ``decision``: None where AMP has no say;
-        ``writes``: into arrays that were made before; ``is_whole``: a method of arrays, or another call as a whole.
-        """
+        """Run an operator that was called by itself, under a name in the program, or of what AMP inserted."""
+        # ``writes``: into arrays that were made before; ``is_whole``: a method of arrays, or another call as a whole.
         self._note(inputs, policy)
         block, path = self._places.of("", around, in_graph=False)
         name = f"{block}/{called}"
@@ -351,8 +347,7 @@ def arguments_of(data: Any) -> tuple:
 
 def make_ready(net: Block, arguments: Sequence[Any]) -> None:
     """Give a shape to parameters that wait for their first data; refuse those that are not initialized."""
-    if not isinstance(net, Block):
-        raise TypeError(expected("a Gluon block", "net", net))
+    checks.instance("net", net, Block, "a Gluon block")
     try:
         for parameter in net.collect_params().values():
             parameter.list_data()

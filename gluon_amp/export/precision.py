@@ -1,9 +1,4 @@
-"""Write the precision of each operator into an ONNX model: casts between nodes, and weights in their type.
-
-A node of ONNX names its types by variables: ``Conv`` has ``T`` for its data, its weight and its result. In low
-precision the variables of its results are float16, all others stay as they are: the statistics of
-``BatchNormalization``, the sizes of ``Resize``. What knows no float16 stays in FP32 altogether.
-"""
+"""Write the precision of each operator into an ONNX model: casts between nodes, and weights in their type."""
 from __future__ import annotations
 
 import importlib

@@ -1,8 +1,4 @@
-"""Sums over processes, through one interface for every engine, and as a KVStore for ``gluon.Trainer``.
-
-The calls are collective: every worker of a group makes the same calls in the same order, with arrays of the same shapes
-and types, or all of them wait for ever.
-"""
+"""Sums over processes, by one interface for every engine: all workers of a group must make the same calls in order."""
 from __future__ import annotations
 
 import atexit

@@ -1,8 +1,4 @@
-"""The decision on a trainer's step: which scale its gradients carry, whether to skip, and what a skipped step undoes.
-
-MXNet's trainer asks ``trainer._amp_loss_scaler.has_overflow(params)`` after the gradients are reduced, and leaves the
-update out when the answer is true. A :class:`TrainerScaler` is that attribute.
-"""
+"""The decision on a trainer's step: which scale its gradients carry, and whether to skip it."""
 from __future__ import annotations
 
 import gc
@@ -44,13 +40,11 @@ def _of_first_scaler(name: str) -> property:
 
 
 class TrainerScaler:
-    """Connects one trainer with its loss scalers, and decides on its steps.
-
-    Without scalers the trainer trains as in plain FP32: losses are not scaled, and no step is skipped.
-    """
+    """Connects one trainer with its loss scalers, and decides on its steps: what MXNet asks ``has_overflow``."""
 
     def __init__(self, trainer: gluon.Trainer, scalers: LossScaler | Sequence[LossScaler], warn_after: int = 20,
                  max_skipped: int | None = None):
+        # Without scalers the trainer trains as in plain FP32.
         self.trainer = trainer
         self.skips = isinstance(scalers, LossScaler) or bool(scalers)
         self.scalers = [scalers] if isinstance(scalers, LossScaler) else list(scalers) or [StaticLossScaler(1.0)]
@@ -353,10 +347,7 @@ class TrainerScaler:
 
 
 def attach(scaler: TrainerScaler, *, updates: bool = True, **reduction: Any) -> None:
-    """Put a scaler on its trainer, which updates locally from then on; the rest is for :func:`.parallel.distribute`.
-
-    With ``updates=False`` the trainer reduces and updates as without the scaler.
-    """
+    """Put a scaler on its trainer, which updates locally where ``updates`` says so; the rest is for ``distribute``."""
     trainer = scaler.trainer
     if updates:
         trainers.update_locally(trainer)
