@@ -195,11 +195,11 @@ def _list_modules() -> dict[str, ModuleType]:
 _WANTS_NUMPY = "can only accept MXNet numpy ndarrays"  # MXNet, of a NumPy operator that was given another array
 # Functions that take a context, and are to take ``device`` as well.
 _TAKES_DEVICE: tuple[tuple[Any, str], ...] = (
-    (gluon.Block, "initialize load_parameters load_dict"), (gluon.ParameterDict, "initialize load"),
+    (gluon.Block, "initialize load_parameters"), (gluon.ParameterDict, "initialize load"),
     (gluon.Parameter, "initialize data grad"), (mx.nd, "array zeros ones full empty arange eye linspace"),
-    (mx.np, "array zeros ones full empty arange eye identity linspace logspace tri indices hanning hamming blackman"),
-    (mx.np.random, "uniform normal randint rand gamma beta exponential choice lognormal logistic gumbel laplace "
-                   "rayleigh weibull pareto power"),
+    (mx.np, "array zeros ones full empty arange eye identity linspace logspace indices hanning hamming blackman"),
+    (mx.np.random, "uniform normal randint rand gamma beta exponential choice lognormal logistic gumbel rayleigh "
+                   "weibull pareto power"),
 )
 # Newer names, and the older ones.
 _RENAMED: tuple[tuple[Any, str, str], ...] = (
@@ -212,15 +212,13 @@ _RENAMED: tuple[tuple[Any, str, str], ...] = (
 
 
 def _add_newer_names() -> None:
-    """Add names of MXNet 2; names that MXNet has already stay."""
+    """Add names of MXNet 2."""
     for owner, names in _TAKES_DEVICE:
-        for name in filter(functools.partial(hasattr, owner), names.split()):
+        for name in names.split():
             _replaced.put(owner, name, _taking_device(getattr(owner, name)))
     for owner, newer, older in _RENAMED:
-        if not hasattr(owner, newer):
-            _replaced.put(owner, newer, getattr(owner, older))
-    if not hasattr(gluon.Block, "reset_device"):
-        _replaced.put(gluon.Block, "reset_device", lambda block, ctx: block.collect_params().reset_ctx(ctx))
+        _replaced.put(owner, newer, getattr(owner, older))
+    _replaced.put(gluon.Block, "reset_device", lambda block, ctx: block.collect_params().reset_ctx(ctx))
     _replaced.put(gluon, "metric", mx.metric)
     _replaced.put(gluon.utils, "split_and_load", _split_and_load(gluon.utils.split_and_load))
     _replaced.put(gluon.HybridBlock, "forward", _taking_numpys(gluon.HybridBlock.forward))

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
@@ -93,13 +94,10 @@ def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches:
 
 
 def batches_of(data: Any, inputs: Sequence[str], limit: int | None = None) -> Iterator[Batch]:
-    """Yield the network's inputs by name for every batch of a loader, an iterator, arrays or a file."""
+    """Return the network's inputs by name for every batch of a loader, an iterator, arrays or a file."""
     if limit is not None:
         checks.whole("calib_batches", limit, 1)
-    for number, item in enumerate(_items(data)):
-        if limit is not None and number >= limit:
-            return
-        yield _named(item, inputs)
+    return (_named(item, inputs) for item in islice(_items(data), limit))
 
 
 def _items(data: Any) -> Iterable[Any]:

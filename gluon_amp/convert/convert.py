@@ -18,19 +18,20 @@ from ..dtypes import FLOAT16, FLOAT32, FLOAT64, INT8, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
 from ..graph import CAST, MULTICAST, Consumers, Entry, Graph, Node, Role, cast, operator, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
-from ..passes import Context, Facts, Int8
+from ..passes import Context, Facts
 from ..passes.float16 import widen
 from ..rules import Cause, Device, Policy
 from ..session.hooks import watch_symbols
+from .int8 import Quantizer
 from .parameters import shapes_in
 
 _LOW_FLAGS = {str(TYPE_FLAGS[dtype]): dtype for dtype in LOW_PRECISION}
 # Why the operators of a network stay in FP32, where none is lowered; the first reason found counts.
-_REASONS = (
-    ((Cause.REGION,), "its operators were made with AMP off, in amp.autocast(enabled=False) or in an excluded block"),
-    ((Cause.EXCLUSION,), "its operators are excluded"),
-    ((Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED), "the given lists of operators leave nothing else"),
-)
+_REASONS = {
+    Cause.REGION: "its operators were made with AMP off, in amp.autocast(enabled=False) or in an excluded block",
+    Cause.EXCLUSION: "its operators are excluded",
+    **dict.fromkeys((Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED),
+                    "the given lists of operators leave nothing else")}
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,8 @@ def earlier(graph: Graph, wanted: str) -> Conversion | None:
 
 
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device, example: Mapping[str, Any], *,
-            on_cpu: bool = True, cast_outputs: bool = True, is_trial: bool = False, int8: Int8 | None = None,
-            quantize: Callable[[Graph, Collection[str]], Graph] | None = None) -> tuple[mx.sym.Symbol, Conversion]:
+            on_cpu: bool = True, cast_outputs: bool = True, is_trial: bool = False,
+            quantize: Quantizer | None = None) -> tuple[mx.sym.Symbol, Conversion]:
     """Convert a symbol, with arrays or shapes of data for an example; ``quantize`` is for fused graphs in INT8."""
     keep_freed_memory()
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
@@ -128,7 +129,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device,
     has_engine = on_cpu and not device.imitated
     fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # there are no gradients behind them
     context = Context.of(graph, policy, device, facts=Facts(recorded=not fuses), keep_outputs=cast_outputs,
-                         weights=weights, int8=int8)
+                         weights=weights, int8=quantize and quantize.int8)
     counts = passes.run(graph, context)
     made = _counted(graph, policy, device, counts)
     for node in graph.operators():  # what gives the program's results has their names: behind a padded one the cut
@@ -137,9 +138,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device,
     graph.forget(REGION)
     _say_types(graph, set(dtypes))
     if policy.runs("fuse"):
-        fusion = quantizer.fused if quantize else fuse
-        counts["fuse"] = _fuse(graph, context, lambda given: fusion(from_graph(given, symbol)), quantize
-                               ) if has_engine else 0
+        counts["fuse"] = _fuse(graph, context, symbol, quantize) if has_engine else 0
     record = replace(made, steps={each.name: counts[each.name] for each in passes.PASSES
                                   if each.is_step and each.name in counts})
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
@@ -153,14 +152,13 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device,
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
 
 
-def _fuse(graph: Graph, context: Context, fusion: Callable[[Graph], mx.sym.Symbol],
-          quantize: Callable[[Graph, Collection[str]], Graph] | None) -> int:
+def _fuse(graph: Graph, context: Context, symbol: mx.sym.Symbol, quantize: Quantizer | None) -> int:
     """Replace a graph by what MXNet's fusion, and its quantizer, make of it; return how many fused operators it has."""
     if any(FLOAT64 in node.dtypes for node in graph.operators()):
         return 0  # oneDNN has no kernels for float64
     between = passes.between(graph)
     passes.finish(graph, context)
-    made = to_graph(fusion(graph))
+    made = to_graph((quantizer.fused if quantize else fuse)(from_graph(graph, symbol)))
     count = passes.unshield(made)
     made = quantize(made, between) if quantize else made
     graph.heads, graph.attrs = made.heads, made.attrs
@@ -173,20 +171,17 @@ def _counted(graph: Graph, policy: Policy, device: Device, counts: Mapping[str, 
     casts = sum(node.op == CAST for node in operators)
     low = sum(node.op != CAST and any(entry.dtype == policy.target_dtype for entry in node.inputs)
               for node in operators if policy.lowers)
-    is_lowered = counts["assign_dtypes"] if device.imitated else low
-    return Conversion(policy.target_dtype, len(operators), low, casts, {}, tuple(sorted(policy.excluded)),
-                      metadata.version("gluon_amp"), "" if is_lowered else _reason_for_fp32(operators, policy, device))
-
-
-def _reason_for_fp32(operators: Sequence[Node], policy: Policy, device: Device) -> str:
-    """Say why a planned graph holds no low precision."""
+    reason = ""  # why it holds no low precision
     if not policy.lowers:
-        return device.reason
-    causes = {node.decision.cause for node in operators if node.decision is not None}
-    found = next((reason for some, reason in _REASONS if not causes.isdisjoint(some)), None)
-    if found is None and any(FLOAT64 in node.dtypes for node in operators):
-        found = "its tensors are float64, which conversions leave as they are"
-    return found or f"none of its operators gains from {policy.target_dtype}"
+        reason = device.reason
+    elif not (counts["assign_dtypes"] if device.imitated else low):
+        causes = {node.decision.cause for node in operators if node.decision is not None}
+        reason = next((reason for cause, reason in _REASONS.items() if cause in causes), "")
+        if not reason and any(FLOAT64 in node.dtypes for node in operators):
+            reason = "its tensors are float64, which conversions leave as they are"
+        reason = reason or f"none of its operators gains from {policy.target_dtype}"
+    return Conversion(policy.target_dtype, len(operators), low, casts, {}, tuple(sorted(policy.excluded)),
+                      metadata.version("gluon_amp"), reason)
 
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:
