@@ -22,7 +22,7 @@ from ..rules.decision import may_lower
 from ..state.devices import choose, device_supports, verdict, warn_if_slow
 from ..state.in_force import in_force, under
 from ..state.state import EagerPolicy, State, device_policies, policies_of
-from .recording import Recording, Rerun, arguments_of, is_float, make_ready, record, unchanged
+from .recording import Recording, arguments_of, is_float, make_ready, record, unchanged
 from .records import OpRecord
 from .report import Shown, text_table
 
@@ -231,7 +231,7 @@ def lowers_alone(wide: OpRecord, policy: EagerPolicy) -> bool:
     return may_lower(policy.rule_of(wide.op, parameters(wide.attrs), wide.arguments[0].shape))
 
 
-def both_ways(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[Rerun, Rerun]:
+def both_ways(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[OpRecord, OpRecord]:
     """Run an operator of an FP32 run alone, in FP32 and in low precision, with the same random numbers."""
     mx.random.seed(SEED)
     plain = fp32.again(wide)

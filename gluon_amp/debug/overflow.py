@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Sequence
 
@@ -26,7 +26,7 @@ from ..session.autocast import custom_fwd
 from ..state.in_force import in_force, under
 from ..state.state import State
 from ..training.trainer_scaler import attached_to
-from .recording import Recording, Rerun, float_arrays, is_float, record, unchanged
+from .recording import Recording, float_arrays, is_float, record, unchanged
 from .records import OpRecord
 
 _logger = logging.getLogger("gluon_amp")
@@ -426,8 +426,8 @@ class _Locator:
         reads = [f"input {position}, {read.name}" for position, read in enumerate(row.inputs)]
         gives = [f"output {number}" for number in range(len(row.outputs))] if len(row.outputs) > 1 else ["output"]
         # An operator that cannot run again gave FP32, where it was rounded afterwards.
-        fp32 = (self.run.again(row) if row.repeatable else Rerun([], []) if rounding is None else
-                Rerun(list(row.outputs), list(row.input_gradients)))
+        fp32 = (self.run.again(row) if row.repeatable else row if rounding is not None else
+                replace(row, outputs=(), input_gradients=()))
         return make(operator=row.name, op=row.op, block=row.block, inputs=self._measured(reads, row.arguments),
                     outputs=self._measured(gives, row.outputs),
                     gradients=self._measured(gives, row.gradients) if backward else (),

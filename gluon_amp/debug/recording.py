@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -238,7 +238,7 @@ class Recording:
         totals[key] = gradient
 
     def again(self, made: OpRecord, run: Callable[..., Sequence[NDArray]] | None = None,
-              as_cast: bool = False) -> Rerun:
+              as_cast: bool = False) -> OpRecord:
         """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients."""
         # ``run`` takes its name, inputs and parameters; MXNet's kernel without it. ``as_cast``: on inputs after casts.
         arrays = list(map(self.in_fp32, made.arguments if as_cast else made.originals))
@@ -248,7 +248,8 @@ class Recording:
             outputs = list((run or self.call)(made.kernel, inputs, attrs))
         heads = [(output, self.in_fp32(gradient)) for output, gradient in zip(outputs, made.gradients)
                  if gradient is not None]
-        return Rerun([array.detach() for array in outputs], _per_input(heads, inputs, made))
+        return replace(made, outputs=[array.detach() for array in outputs],
+                       input_gradients=_per_input(heads, inputs, made))
 
     def in_fp32(self, array: NDArray) -> NDArray:
         """Return an array as it is, or cast up from low precision."""
@@ -262,13 +263,6 @@ class Recording:
         if isinstance(array, BaseSparseNDArray):
             array = array.tostype("default")
         return (self.in_fp32(array) if dtype_name(array.dtype) == BFLOAT16 else array).asnumpy()
-
-
-class Rerun(NamedTuple):
-    """The results of an operator that ran alone: its outputs, and its part in the gradient of each input."""
-
-    outputs: list[NDArray]
-    input_gradients: list[NDArray | None]
 
 
 def _per_input(heads: Sequence[tuple[NDArray, NDArray]], inputs: Sequence[NDArray],

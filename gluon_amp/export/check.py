@@ -1,12 +1,8 @@
 """Compare an ONNX model with the network that it was made from, in onnxruntime on the CPU.
 
-Where a network sorts or compares (``topk``, the suppression of boxes, ``x == maximum``), a difference in the last bit
-decides. There both read the values that MXNet computes, and go on from MXNet's decision, through inputs of their own:
+Where a network sorts or compares, the last bit decides: both read what MXNet computes, and go on from its decision.
 
     x -> topk -> y        becomes        x -> output;  x_given -> topk -> output;  topk_given -> y
-
-On a CPU onnxruntime computes float16 models in FP32 from node to node, where nothing overflows. A model for checking
-rounds to float16 behind every node.
 """
 from __future__ import annotations
 
@@ -117,6 +113,7 @@ def _deciding(graph: Graph, parameters: Container[str]) -> dict[str, Node]:
 
 def round_behind_nodes(model: Any) -> None:
     """Let a model compute with FP32 arithmetic, and float16 rounding behind each node."""
+    # onnxruntime computes float16 models in FP32 from node to node on a CPU, where nothing overflows.
     onnx = package("onnx")
     float16, float32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
     nodes, raised, types = [], set(), tensor_types(model)
