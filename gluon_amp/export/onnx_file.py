@@ -52,10 +52,8 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
                 dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:
     """Write a trained FP32 network as an ONNX file, for GPUs and runtimes that MXNet does not know.
 
-    MXNet's converter writes the FP32 graph. Operators that the float16 table lowers then get their data and weights in
-    float16, with casts between them and the others, as on a GPU under :func:`init`. Before the file is written
-    onnxruntime runs it on the CPU, rounding behind each operator, beside MXNet in FP32. Needs the packages ``onnx`` and
-    ``onnxruntime``.
+    Operators that the float16 table lowers are in float16, with casts around them, as on a GPU under :func:`init`.
+    Before the file is written onnxruntime runs it on the CPU beside MXNet in FP32. Needs ``onnx`` and ``onnxruntime``.
 
     Parameters
     ----------
@@ -70,8 +68,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     exclude, fp32_ops
         What stays in FP32, as in :class:`ConversionOptions`.
     dynamic_batch : bool
-        Whether a batch may have any size: the first dimension of inputs and outputs, and that which it decides of
-        others. The file is checked with another size, too.
+        Whether a batch may have any size; the file is checked with another one, too.
     max_error : float, optional
         The most that outputs may differ from MXNet in FP32: 1e-4 in float32, 1e-2 in float16 by default.
 

@@ -94,10 +94,9 @@ def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]
 
 
 def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
-    """Return the loss scaler of a trainer: its scale, and how many steps were skipped.
+    """Return the loss scaler of a trainer, or of a loss where ``amp.initialize(num_losses=...)`` made one for each.
 
-    ``loss_id`` is the number of the loss where ``amp.initialize(num_losses=...)`` made a scaler for each. The scaler's
-    ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
+    Its ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
     """
     return attached_to(trainer, "get_loss_scaler").scaler_of(loss_id)
 
@@ -190,11 +189,9 @@ def unscale(trainer: gluon.Trainer) -> None:
 def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
     """Scale all gradients down so that their joint 2-norm is at most ``max_norm``, whatever loss scale they carry.
 
-    Gradients of several devices or processes are added up first, and ``trainer.step`` does not do so again.
-
-    ``max_norm`` is in units of the unscaled gradients; ``float('inf')`` reads the norm alone. Returns the norm before
-    clipping, without the loss scale: infinite or NaN when the gradients are, which are then left as they are, and the
-    step will be skipped.
+    Gradients of several devices or processes are added up first. ``max_norm`` is in units of the unscaled gradients;
+    ``float('inf')`` reads the norm alone. Returns the norm before clipping, without the loss scale: not finite where
+    the gradients are not, which are then left as they are, and the step will be skipped.
     """
     checks.above_zero("max_norm", max_norm)
     return attached_to(trainer, "clip_global_norm").clip(max_norm)
@@ -203,9 +200,7 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
 def master_params(trainer: gluon.Trainer) -> Iterator[NDArray]:
     """Yield the FP32 values that the trainer updates: masters of float16 parameters, other parameters themselves.
 
-    Masters exist from the first step on, with ``multi_precision=True``. Raises StateError between :func:`scale_loss`
-    and ``trainer.step`` where the gradients of these arrays are not those that the step will use: clip by
-    :func:`clip_global_norm`.
+    Masters exist from the first step on, with ``multi_precision=True``. To clip gradients use :func:`clip_global_norm`.
     """
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     scaler = trainers.attached(trainer)
