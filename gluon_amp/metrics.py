@@ -33,9 +33,8 @@ def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float 
 
 def fewest(order: Sequence[Item], holds: Condition, prune: bool = False) -> list[Item] | None:
     """Return few items for which a condition holds, from the front of an order; None where it does not for all."""
-    # The condition is asked for none, for all, and then for about log2 of the number of items. With ``prune`` the items
-    # that are not needed are taken out again, which asks once or twice for each: no single one of the result can go
-    # then, where a condition that holds for some items also holds for more.
+    # It is asked for about log2 of the number of items; to ``prune`` takes those out that are not needed, which asks
+    # once or twice for each.
     if holds(order[:0]):
         return []
     if not holds(order):

@@ -17,7 +17,6 @@ from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import first_line, to_graph
 from ..convert import (
     MODES,
-    Conversion,
     batches_of,
     check_parameters,
     conversion_of,
@@ -124,7 +123,7 @@ def convert(args: argparse.Namespace) -> int:
                              dtypes=[INT8, args.dtype] if args.int8 and args.dtype else None)
     os.makedirs(args.output, exist_ok=True)
     files = save_model(prefix, number, *made)
-    record: Any = _record_of(made)
+    record: Any = conversion_of(to_graph(made[0]))
     print(filled(f"Converted to {record.summary()}", 2))
     print(f"Written: {files[0]}\n         {files[1]}")
     if not shapes:
@@ -136,7 +135,7 @@ def convert(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     """Report on a network, and on how it was converted."""
     model = load_model(args.symbol, args.params)
-    record, shapes = _record_of(model), _required_shapes(args, model)
+    record, shapes = conversion_of(to_graph(model[0])), _required_shapes(args, model)
     with _named_errors(args.symbol), ExitStack() as stack:
         block = runnable(model, list(shapes))
         mx.random.seed(0)
@@ -152,7 +151,7 @@ def report(args: argparse.Namespace) -> int:
         print(f"gluon-amp report: warning: {slow}", file=sys.stderr)
     if record:
         print(filled(f"Converted to {record.summary()}", 2))
-    made.print(args.by, args.wide)
+    made.print(args.by, wide=args.wide)
     return 0
 
 
@@ -175,15 +174,11 @@ def write_onnx(args: argparse.Namespace) -> int:
 def _fp32_model(args: argparse.Namespace) -> Model:
     """Read a network; raise GraphError for one that is converted."""
     model = load_model(args.symbol, args.params)
-    record = _record_of(model)
+    record = conversion_of(to_graph(model[0]))
     if record is not None:
         raise GraphError(f"{args.symbol} is converted already, to {record.types}: expected the FP32 network "
                          f"that it was made from. `gluon-amp report {args.symbol} ...` says what was done")
     return model
-
-
-def _record_of(model: Model) -> Conversion | None:
-    return conversion_of(to_graph(model[0]))
 
 
 def _required_shapes(args: argparse.Namespace, model: Model) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from ..eager.running_stats import running_stats
 from ..errors import StateError, expected
 from ..session import hooks
 from ..training.loss_scaler import MOST_SCALE, DynamicLossScaler, scale_of
-from ..training.scaling import Loss, losses_in, scaled
+from ..training.scaling import Loss, check_losses, scaled
 from ..training.trainer_scaler import StepState, TrainerScaler, attach
 
 # torch's scale falls to 0, and never comes back. From here gradients and their squares are normal numbers of FP32, so
@@ -51,8 +51,8 @@ class _UpdatedLater(DynamicLossScaler):
 class GradScaler:
     """Scale losses and skip steps that overflowed, in the calls of torch's ``GradScaler``.
 
-    For loops that come from there: :func:`init_trainer` and :func:`scale_loss` do the same in fewer calls. bfloat16
-    has the range of FP32 and needs no scale: it trains as well with ``enabled=False``.
+    :func:`init_trainer` and :func:`scale_loss` do the same in fewer calls. bfloat16 trains as well with
+    ``enabled=False``.
 
     Parameters
     ----------
@@ -103,12 +103,8 @@ class GradScaler:
         self._items: WeakSet[TrainerScaler] = WeakSet()  # of the trainers that were unscaled or made a step
 
     def scale(self, outputs: Loss) -> Loss:
-        """Multiply a loss, or a list of them, by the scale.
-
-        The product is to call ``backward`` of, or to hand to ``mx.autograd.backward``. float16 losses are scaled in
-        FP32, where they cannot overflow.
-        """
-        losses_in("outputs", outputs)
+        """Multiply a loss, or a list of them, by the scale; float16 ones in FP32, where they cannot overflow."""
+        check_losses("outputs", outputs)
         if not self._enabled:
             return outputs
         self._is_scaled = True
@@ -116,10 +112,7 @@ class GradScaler:
         return scaled(outputs, self._scaler.loss_scale)
 
     def unscale_(self, trainer: gluon.Trainer) -> None:
-        """Divide the scale out of a trainer's gradients now, to read or clip them before :meth:`step`.
-
-        Gradients of several devices are added up first, and :meth:`step` does not do so again.
-        """
+        """Divide the scale out of a trainer's gradients, those of several devices added up, before :meth:`step`."""
         if not self._enabled:
             return
         item = self._item(trainer, "unscale_")
@@ -181,13 +174,7 @@ class GradScaler:
         return item
 
     def update(self, new_scale: float | None = None) -> None:
-        """Change the scale: down after an overflow, up after ``growth_interval`` updates without.
-
-        Parameters
-        ----------
-        new_scale : float, optional
-            Takes this scale instead.
-        """
+        """Change the scale: down after an overflow, up after ``growth_interval`` updates without, or to a new one."""
         if not self._enabled:
             return
         items = [item for item in self._items if item.state is not StepState.READY]
@@ -233,9 +220,9 @@ class GradScaler:
 
 
 def _made(scale: float, growth_factor: float, backoff_factor: float, growth_interval: int) -> _UpdatedLater:
-    if not checks.is_number(growth_factor) or not growth_factor > 1:
-        raise ValueError(expected("a number above 1", "growth_factor", growth_factor))
-    if not checks.is_number(backoff_factor) or not 0 < backoff_factor < 1:
-        raise ValueError(expected("a number between 0 and 1", "backoff_factor", backoff_factor))
+    for name, value, least, most in (("growth_factor", growth_factor, 1.0, float("inf")),
+                                     ("backoff_factor", backoff_factor, 0.0, 1.0)):
+        if not checks.is_number(value) or not least < value < most:
+            raise ValueError(expected(f"a number between {least:g} and {most:g}, without them", name, value))
     return _UpdatedLater(scale, growth_factor, backoff_factor, checks.whole("growth_interval", growth_interval, 1),
                          min(_FLOOR, scale_of("init_scale", scale)), MOST_SCALE)

@@ -1,7 +1,7 @@
 """``initialize``: Apex's opt levels, as a table of options for this package's own calls."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from mxnet import gluon
@@ -29,13 +29,17 @@ _IN_FP32 = ("keep_batchnorm_fp32", "master_weights")  # what stays in FP32 here 
 _LOW = "low precision"  # the type that the device at hand runs
 
 
-@dataclass(frozen=True)
-class Options:
-    """The settings of a level, or of a level with overrides."""
+class Options(NamedTuple):
+    """The settings of a level, or of a level with overrides; as text one a line."""
 
     cast_model_type: str | None  # the type that networks run in; None leaves that to the operators
     loss_scale: float | str | LossScaler
     cast_model_outputs: str | None = None  # None for FP32
+
+    def __str__(self) -> str:
+        return "\n".join(f"  {name:<20} " + (f"{type(value).__name__} at {value.loss_scale:g}"
+                                             if isinstance(value, LossScaler) else "-" if value is None else str(value))
+                         for name, value in self._asdict().items())
 
 
 LEVELS: Mapping[str, tuple[str, Options]] = {
@@ -58,10 +62,9 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
                enabled: bool | str = True, verbosity: int = 1, disable_passes: Iterable[str] | None = None) -> Any:
     r"""Set networks and trainers up for a level of precision, in place.
 
-    Call it once, after the networks and trainers are created (and :func:`convert_sync_batchnorm`, if any), before the
-    first step. Every keyword that is not None overrides its level; command lines may hand strings through: ``'True'``,
-    ``'128.0'``, ``'dynamic'``. Where low precision would be slower than FP32, networks stay in FP32 at every level.
-    Weights and BatchNorm stay in FP32 at every level: O3 runs as O2, and a warning says so.
+    Call it once, after :func:`convert_sync_batchnorm`, before the first step. Every keyword that is not None overrides
+    its level; strings of command lines will do: ``'True'``, ``'128.0'``. Where low precision would be slower, networks
+    stay in FP32; weights and BatchNorm do at every level: O3 runs as O2, and a warning says so.
 
     ====  ==============================================  ==========
     ..    runs in low precision                           loss scale
@@ -71,7 +74,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     O2    the networks: every operator that can           dynamic*
     ====  ==============================================  ==========
 
-    \* in float16; bfloat16 and FP32 have the range to do without, and their scale is 1 unless ``loss_scale`` says more.
+    \* in float16; 1 in bfloat16 and FP32, unless ``loss_scale`` says more.
 
     Parameters
     ----------
@@ -86,8 +89,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     loss_scale : float, 'dynamic' or LossScaler, optional
         A number is a scale that never changes.
     cast_model_type : dtype, optional
-        O2: the low-precision type, in place of the one that the device runs. ``'float16'`` without a GPU
-        imitates it, to test its numerics.
+        O2: the low-precision type; ``'float16'`` without a GPU imitates it, to test its numerics.
     cast_model_outputs : {'float32', 'float16'}, optional
         The type of the networks' results; FP32 without.
     num_losses : int
@@ -162,7 +164,7 @@ def resolve(opt_level: object, overrides: Mapping[str, object]) -> tuple[str, Op
     in_fp32 = [given.pop(name, None) for name in _IN_FP32]
     if level == "O2" and (asked == "O3" or False in in_fp32):
         warn(f"opt_level {asked} runs as O2 with weights and BatchNorm in FP32: rounding them gains no speed here")
-    return level, replace(LEVELS[level][1], **given)
+    return level, LEVELS[level][1]._replace(**given)
 
 
 def as_bool(name: str, value: object) -> bool:
@@ -207,18 +209,8 @@ def _in_words(level: str, options: Options) -> str:
     if options.cast_model_type == _LOW:
         policies = in_force.marked.policies if in_force.marked is not None else {}
         types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in policies.items())
-        options = replace(options, cast_model_type=types or FLOAT32)
-    return (f"gluon_amp opt_level {level}: {meaning}. Its defaults:\n{describe(defaults)}\n"
-            f"In force:\n{describe(options)}")
-
-
-def describe(options: Options) -> str:
-    """Return the options, one a line."""
-    def shown(value: object) -> str:
-        if isinstance(value, LossScaler):
-            return f"{type(value).__name__} at {value.loss_scale:g}"
-        return "-" if value is None else str(value)
-    return "\n".join(f"  {name:<20} {shown(getattr(options, name))}" for name in options.__dataclass_fields__)
+        options = options._replace(cast_model_type=types or FLOAT32)
+    return f"gluon_amp opt_level {level}: {meaning}. Its defaults:\n{defaults}\nIn force:\n{options}"
 
 
 def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> Options:
@@ -227,7 +219,7 @@ def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> 
     chosen = choose(named, device_supports())
     found = [of_device(context, chosen) for trainer in several for context in trainers.contexts(trainer)]
     runs_float16 = any(each.dtype == FLOAT16 for each in list(filter(None, found)) or chosen.values())
-    return options if runs_float16 else replace(options, loss_scale=1.0)
+    return options if runs_float16 else options._replace(loss_scale=1.0)
 
 
 def _scalers(loss_scale: float | str | LossScaler, count: int) -> list[LossScaler]:
@@ -271,23 +263,17 @@ def _switch_on(level: str, options: Options, networks: Sequence[Block],
                 net.cast(FLOAT32)
     elif level == "O1":
         init(disable_passes=disabled_passes)
-    else:
-        state = _cast_state(options, disabled_passes)
+    else:  # networks run in low precision as a whole
+        requested = None if options.cast_model_type == _LOW else options.cast_model_type
+        chosen = choose(requested, device_supports())
+        policies = {device: cast_network(policy) if policy.lowers else policy
+                    for device, policy in device_policies(chosen, disabled_passes).items()}
+        state = State.on(chosen, policies)
+        announce(chosen, requested, state.rewrites())
+        in_force.marked = state.disabled()  # for networks inside blocks that are hybridized as a whole
     if state is not None or options.cast_model_outputs is not None:
         hooks.install()
         block_settings.cast({net: Network(state, options.cast_model_outputs) for net in networks})
-
-
-def _cast_state(options: Options, disabled_passes: frozenset[str]) -> State:
-    """Make the state in which networks run in low precision as a whole."""
-    requested = None if options.cast_model_type == _LOW else options.cast_model_type
-    chosen = choose(requested, device_supports())
-    policies = {device: cast_network(policy) if policy.lowers else policy
-                for device, policy in device_policies(chosen, disabled_passes).items()}
-    state = State.on(chosen, policies)
-    announce(chosen, requested, state.rewrites())
-    in_force.marked = state.disabled()  # for networks inside blocks that are hybridized as a whole
-    return state
 
 
 def cast_network(policy: Policy) -> Policy:
@@ -310,6 +296,6 @@ class _Applied(NamedTuple):
 
     def take_on(self, trainer: gluon.Trainer, warn_after: int = 20, max_skipped: int | None = None,
                 **reduction: Any) -> None:
-        """Give a trainer the loss scalers; ``reduction`` are the options of ``init_trainer`` for several processes."""
+        """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""
         attach(TrainerScaler(trainer, self.scalers, warn_after, max_skipped),
                updates=bool(self.scalers) or (self.reduces and parallel.size() > 1), **reduction)

@@ -1,8 +1,4 @@
-"""``install``: stand in for ``mxnet.contrib.amp``, for code that imports it, and for names of MXNet 2.
-
-The operator tables are lists there. Every operator is in exactly one of them, under its registered name. MXNet knows no
-rules that depend on shapes: an operator that runs in low precision for some inputs is listed as one that does.
-"""
+"""``install``: stand in for ``mxnet.contrib.amp``, for code that imports it, and for names of MXNet 2."""
 from __future__ import annotations
 
 import functools
@@ -11,7 +7,7 @@ import sys
 import weakref
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 import mxnet as mx
 from mxnet import gluon
@@ -31,25 +27,17 @@ from ..training import loss_scaler
 from ..training.trainer_scaler import attached_scalers
 
 _CONDITIONAL = "CONDITIONAL"  # FP32 for some attributes only
-_BATCH_NORM = ("data", "gamma", "beta", "moving_mean", "moving_var")
-_SEQUENCE = ("data", "sequence_length")
-
 # The inputs of operators some of whose inputs stay FP32 in bfloat16.
 INPUT_NAMES = {
-    "BatchNorm": _BATCH_NORM,
-    "_contrib_BatchNormWithReLU": _BATCH_NORM,
-    "SequenceLast": _SEQUENCE,
-    "SequenceMask": _SEQUENCE,
-    "SequenceReverse": _SEQUENCE,
+    **dict.fromkeys(("BatchNorm", "_contrib_BatchNormWithReLU"), ("data", "gamma", "beta", "moving_mean",
+                                                                   "moving_var")),
+    **dict.fromkeys(("SequenceLast", "SequenceMask", "SequenceReverse"), ("data", "sequence_length")),
     "where": ("condition", "x", "y"),
 }
 
 
 def list_lp16_ops(target_dtype: object = FLOAT16) -> list[str]:
-    """List the operators that run in low precision, by their registered names.
-
-    The type is ``'float16'`` or ``'bfloat16'``, by name or as a numpy dtype, here and in the other lists.
-    """
+    """List the operators that run in ``'float16'`` or ``'bfloat16'``, by their registered names."""
     return _names(target_dtype, LOWER)
 
 
@@ -64,11 +52,7 @@ def list_lp16_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
 
 
 def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str, str, list[str]]]:
-    """List the operators that run in FP32 for some values of an attribute, and otherwise follow their data.
-
-    Each comes with the attribute, and its values for FP32. MXNet knows one attribute for each operator: where there are
-    several this is the first.
-    """
+    """List the operators that run in FP32 for some values of an attribute, each with the first such, and the values."""
     known = table(normalize(target_dtype))
     conditions = {name: next(record.when for record in known[name] if record.rule == FP32 and record.when)
                   for name in _names(target_dtype, _CONDITIONAL)}
@@ -81,19 +65,13 @@ def list_widest_type_cast(target_dtype: object = FLOAT16) -> list[str]:
 
 
 def list_loss_output_functions(target_dtype: object = FLOAT16) -> list[str]:
-    """List the output layers whose backward makes its own gradient, times ``grad_scale``: that carries the loss scale.
-
-    The list is the same for all types.
-    """
+    """List the output layers whose backward makes its own gradient, times ``grad_scale``; alike for all types."""
     normalize(target_dtype)
     return list(LOSS_OUTPUTS)
 
 
 def list_lp16_use_fp32_params(target_dtype: object = FLOAT16) -> dict[str, list[str]] | None:
-    """Map operators that run in low precision to the names of their inputs that stay FP32, '' for inputs that are cast.
-
-    None for float16, as in MXNet.
-    """
+    """Map operators to the names of inputs that stay FP32 in bfloat16, '' for others; None for float16, as in MXNet."""
     dtype = normalize(target_dtype)
     if dtype == FLOAT16:
         return None
@@ -102,15 +80,11 @@ def list_lp16_use_fp32_params(target_dtype: object = FLOAT16) -> dict[str, list[
 
 
 def _names(target_dtype: object, *kinds: str) -> list[str]:
-    return sorted(name for name, records in table(normalize(target_dtype)).items() if _kind(records) in kinds)
+    def kind(records: tuple[Rule, ...]) -> str:  # LOWER where it may hold, else the rule without a condition
+        rules = [record.rule for record in records]
+        return LOWER if LOWER in rules else _CONDITIONAL if FP32 in rules and rules[-1] != FP32 else rules[-1]
 
-
-def _kind(records: tuple[Rule, ...]) -> str:
-    """Return the rule that an operator is listed by: LOWER where it may hold, else that without a condition."""
-    if any(record.rule == LOWER for record in records):
-        return LOWER
-    rest = records[-1].rule
-    return _CONDITIONAL if rest != FP32 and any(record.rule == FP32 for record in records) else rest
+    return sorted(name for name, records in table(normalize(target_dtype)).items() if kind(records) in kinds)
 
 
 _OURS = __name__.partition(".")[0]
@@ -124,18 +98,8 @@ _originals: dict[str, ModuleType] = {}  # MXNet's own, by their names in sys.mod
 def install() -> None:
     """Make ``mxnet.contrib.amp``, all of its submodules, and ``mxnet.amp`` mean this package, until :func:`uninstall`.
 
-    GluonCV's R-CNN tasks import it inside their functions, GluonNLP imports ``mxnet.contrib.amp.amp``. Libraries that
-    imported MXNet's modules before are covered, but not functions that they imported out of them by name. MXNet 2's
-    tutorials say ``from mxnet import amp``, and ``device`` for a context: both are understood.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.install()
-    >>> from mxnet.contrib import amp as theirs
-    >>> theirs is amp
-    True
-    >>> amp.uninstall()
+    Libraries that imported MXNet's modules before are covered, but not functions that they imported out of them by
+    name. Names of MXNet 2 are understood, too: ``device`` is a context.
     """
     if _live:
         return
@@ -145,12 +109,15 @@ def install() -> None:
     for suffix in stand_ins:
         _originals[_NAME + suffix] = importlib.import_module(_NAME + suffix)
     modules = {"lists": lists[".lists"], "loss_scaler": loss_scaler}
-    _change(ours, modules)
-    for suffix in ("", ".amp"):
-        _change(_originals[_NAME + suffix], {**{name: getattr(ours, name) for name in ours.__all__}, **modules})
+    public = {name: getattr(ours, name) for name in ours.__all__}
+    for module, names in ((ours, {}), (_originals[_NAME], public), (_originals[f"{_NAME}.amp"], public)):
+        for name, value in {**names, **modules}.items():
+            _replaced.put(module, name, value)
+        _live.append((module, type(module)))
+        module.__class__ = _Live
     sys.modules.update({_NAME + suffix: module for suffix, module in stand_ins.items()})
-    mx.contrib.amp = ours
     sys.modules[_NEWER_NAME] = ours
+    _replaced.put(mx.contrib, "amp", ours)
     _replaced.put(mx, "amp", ours)
     _add_newer_names()
 
@@ -165,7 +132,6 @@ def uninstall() -> None:
     _replaced.restore()
     sys.modules.pop(_NEWER_NAME, None)
     sys.modules.update(_originals)
-    mx.contrib.amp = _originals[_NAME]
     _originals.clear()
 
 
@@ -185,14 +151,6 @@ class _Live(ModuleType):
         """The scaler of the first trainer."""
         trainers = attached_scalers()
         return trainers[0].scaler if trainers else loss_scaler.LossScaler() if self._amp_initialized else None
-
-
-def _change(module: ModuleType, names: Mapping[str, Any]) -> None:
-    """Give a module other names, and the names that are live, until :func:`uninstall`."""
-    for name, value in names.items():
-        _replaced.put(module, name, value)
-    _live.append((module, type(module)))
-    module.__class__ = _Live
 
 
 class _View(list):
@@ -237,11 +195,11 @@ def _list_modules() -> dict[str, ModuleType]:
 _WANTS_NUMPY = "can only accept MXNet numpy ndarrays"  # MXNet, of a NumPy operator that was given another array
 # Functions that take a context, and are to take ``device`` as well.
 _TAKES_DEVICE: tuple[tuple[Any, str], ...] = (
-    (gluon.Block, "initialize load_parameters load_dict"), (gluon.ParameterDict, "initialize load"),
+    (gluon.Block, "initialize load_parameters"), (gluon.ParameterDict, "initialize load"),
     (gluon.Parameter, "initialize data grad"), (mx.nd, "array zeros ones full empty arange eye linspace"),
-    (mx.np, "array zeros ones full empty arange eye identity linspace logspace tri indices hanning hamming blackman"),
-    (mx.np.random, "uniform normal randint rand gamma beta exponential choice lognormal logistic gumbel laplace "
-                   "rayleigh weibull pareto power"),
+    (mx.np, "array zeros ones full empty arange eye identity linspace logspace indices hanning hamming blackman"),
+    (mx.np.random, "uniform normal randint rand gamma beta exponential choice lognormal logistic gumbel rayleigh "
+                   "weibull pareto power"),
 )
 # Newer names, and the older ones.
 _RENAMED: tuple[tuple[Any, str, str], ...] = (
@@ -254,15 +212,13 @@ _RENAMED: tuple[tuple[Any, str, str], ...] = (
 
 
 def _add_newer_names() -> None:
-    """Add names of MXNet 2; names that MXNet has already stay."""
+    """Add names of MXNet 2."""
     for owner, names in _TAKES_DEVICE:
-        for name in filter(functools.partial(hasattr, owner), names.split()):
+        for name in names.split():
             _replaced.put(owner, name, _taking_device(getattr(owner, name)))
     for owner, newer, older in _RENAMED:
-        if not hasattr(owner, newer):
-            _replaced.put(owner, newer, getattr(owner, older))
-    if not hasattr(gluon.Block, "reset_device"):
-        _replaced.put(gluon.Block, "reset_device", lambda block, ctx: block.collect_params().reset_ctx(ctx))
+        _replaced.put(owner, newer, getattr(owner, older))
+    _replaced.put(gluon.Block, "reset_device", lambda block, ctx: block.collect_params().reset_ctx(ctx))
     _replaced.put(gluon, "metric", mx.metric)
     _replaced.put(gluon.utils, "split_and_load", _split_and_load(gluon.utils.split_and_load))
     _replaced.put(gluon.HybridBlock, "forward", _taking_numpys(gluon.HybridBlock.forward))

@@ -1,13 +1,13 @@
 """Conversion of trained FP32 networks for mixed-precision inference."""
 from .assignment import uniquely_named
-from .block import ConvertedBlock, as_example, calibrate, convert_hybrid_block, flat, memory_flags, traced_block
+from .block import ConvertedBlock, calibrate, convert_hybrid_block, memory_flags, traced_network
 from .calibration import Calibration, batches_of
 from .convert import Conversion, analyse_network, conversion_of
 from .model import convert_bucketing_module, convert_model, convert_symbol
 from .options import MODES, STEPS, ConversionOptions, drawback_here
-from .parameters import check_names, check_parameters, load_model, save_model, shapes_in
+from .parameters import check_names, check_parameters, flat, load_model, save_model, shapes_in
 
 __all__ = ["MODES", "STEPS", "Calibration", "Conversion", "ConversionOptions", "ConvertedBlock", "analyse_network",
-           "as_example", "batches_of", "calibrate", "check_names", "check_parameters", "conversion_of",
-           "convert_bucketing_module", "convert_hybrid_block", "convert_model", "convert_symbol", "drawback_here",
-           "flat", "load_model", "memory_flags", "save_model", "shapes_in", "traced_block", "uniquely_named"]
+           "batches_of", "calibrate", "check_names", "check_parameters", "conversion_of", "convert_bucketing_module",
+           "convert_hybrid_block", "convert_model", "convert_symbol", "drawback_here", "flat", "load_model",
+           "memory_flags", "save_model", "shapes_in", "traced_network", "uniquely_named"]

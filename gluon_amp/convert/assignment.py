@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Callable, Collection, Mapping, Sequence, Tuple
@@ -107,8 +107,7 @@ def _converted(network: Network, policy: Policy, quantizer: Quantizer | None = N
     weights = NDArrayWeights(network.arrays) if quantizer is None else quantizer.weights
     device = network.device if policy is network.policy else ANY_DEVICE  # FP32, which depends on none
     symbol, record = convert(network.symbol, weights, policy, device, network.example, on_cpu=network.on_cpu,
-                             cast_outputs=network.cast_outputs, is_trial=is_trial,
-                             int8=None if quantizer is None else quantizer.int8, quantize=quantizer)
+                             cast_outputs=network.cast_outputs, is_trial=is_trial, quantize=quantizer)
     return Made(symbol, weights.arrays, record, quantizer)
 
 
@@ -222,18 +221,11 @@ class _Search:
 
     def _holding(self, policy: Policy) -> list[_Found]:
         """Return the networks that hold with a type beside INT8: of all layers in INT8, as many as may be, and none."""
-        found: dict[int, _Found | None] = {}
-
-        def holds(wide: Sequence[str]) -> bool:
-            if len(wide) not in found:
-                found[len(wide)] = self._tried(wide, policy)
-            return found[len(wide)] is not None
-
         order = [] if self._options.only_int8 else self._order
-        wide = fewest(order, holds)
-        holds(order)
+        tried = lru_cache(maxsize=None)(lambda count: self._tried(order[:count], policy))
+        wide = fewest(order, lambda wide: tried(len(wide)) is not None)
         sizes = {len(order)} if wide is None else {len(wide), len(order)}
-        return [each for each in map(found.get, sorted(sizes)) if each is not None]
+        return [each for each in map(tried, sorted(sizes)) if each is not None]
 
     def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""

@@ -15,7 +15,7 @@ from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays, first_array, needs_gradient
 from .._mxnet.symbols import NumpySymbol, to_graph
 from ..dtypes import BFLOAT16, FLOAT32, INT8
-from ..errors import GraphError, StateError
+from ..errors import GraphError, StateError, some_of
 from ..graph import Graph, has_control_flow
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import refuse_trained
@@ -27,14 +27,11 @@ from .assignment import Made, Network, calibrated, converted_network, prepared
 from .calibration import Calibration
 from .convert import Conversion, with_fp32_parameters
 from .options import Conditions, ConversionOptions, Names
-from .parameters import save_model, split
+from .parameters import flat, save_model, split
 
 
 class ConvertedBlock(SymbolBlock):
-    """A converted network, for inference, made by :func:`gluon_amp.convert_hybrid_block`.
-
-    It takes and returns what the network that it was made from does. ``conversion`` is the record of what was done.
-    """
+    """A converted network, for inference, with what it takes and returns; ``conversion`` is the record of it."""
 
     def __init__(self, outputs: mx.sym.Symbol, inputs: Sequence[mx.sym.Symbol], conversion: Conversion,
                  state: State | None = None):
@@ -49,10 +46,7 @@ class ConvertedBlock(SymbolBlock):
         self._inputs = [variable.name for variable in inputs]
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32.
-
-        Raise StateError where a gradient of the data is asked for, which fused operators do not have.
-        """
+        """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32."""
         gives_none = not self._spoilt.keys().isdisjoint(self._inputs)  # no gradients of the data
         if autograd.is_recording():
             if gives_none and any(map(needs_gradient, flat([x, *args]))):
@@ -65,8 +59,6 @@ class ConvertedBlock(SymbolBlock):
             require_bfloat16()
         arguments = cast_arrays((x, *args), FLOAT32)
         with autograd.pause() if gives_none else nullcontext():  # fused operators fail in training mode
-            if isinstance(x, mx.nd.NDArray):  # MXNet's own way knows no other first argument
-                return super().forward(*arguments)
             return blocks.call_symbol_block(self, arguments)
 
     def _build_cache(self, *args: Any) -> None:
@@ -78,11 +70,7 @@ class ConvertedBlock(SymbolBlock):
             self._cached_op = operation
 
     def export(self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
-        """Write ``path-symbol.json`` and ``path-NNNN.params``, both or neither; return their names.
-
-        MXNet loads and runs them without this package. The casts belong to the network: of ``remove_amp_cast``, which
-        is there for MXNet's signature, only False has a meaning.
-        """
+        """Write ``path-symbol.json`` and ``path-NNNN.params``, which MXNet runs by itself; return their names."""
         if remove_amp_cast:
             raise ValueError("expected remove_amp_cast=False: without its casts a converted network does not run. "
                              "Export the FP32 network it was made from instead")
@@ -126,25 +114,29 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target
     >>> fast(mx.nd.ones((2, 8))).dtype
     <class 'numpy.float32'>
     """
-    asked = ConversionOptions.of("convert_hybrid_block", target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops,
-                                 excluded_sym_names, cast_optional_params, {"optimize": "all", **options},
-                                 without=["data_names"], ctx=ctx)
+    asked = ConversionOptions.of("convert_hybrid_block", locals(), without=["data_names"], optimize="all")
     if isinstance(block, Block) and not isinstance(block, HybridBlock):
         raise TypeError(f"expected a HybridBlock, received {type(block).__name__}, a Block that runs Python code at "
                         "every call and cannot be traced: make it a HybridBlock, or convert the hybrid blocks in it")
     checks.instance("block", block, HybridBlock, "a HybridBlock")
-    network, traced, devices = _network(block, asked)
-    graph = to_graph(traced.symbol)
+    network, traced, devices = traced_network(block, asked)
 
     def build(made: Made) -> ConvertedBlock:
-        state = State({"cpu": network.policy}, {"cpu": network.device}) if network.on_cpu else None
-        converted = ConvertedBlock(made.symbol, traced.inputs, made.record, state)
+        converted = built(ConvertedBlock, made, network, traced.inputs, devices)
         blocks.set_formats(converted, traced.formats)
-        blocks.load_parameters(converted, made.arrays, devices)
-        converted.hybridize(**memory_flags(graph))
         return converted
 
     return build(converted_network(network, asked, build))
+
+
+def built(kind: type[ConvertedBlock], made: Made, network: Network, inputs: Sequence[mx.sym.Symbol],
+          devices: Sequence[mx.Context]) -> ConvertedBlock:
+    """Make a block of a converted network, hybridized."""
+    state = State({"cpu": network.policy}, {"cpu": network.device}) if network.on_cpu else None
+    block = kind(made.symbol, inputs, made.record, state)
+    blocks.load_parameters(block, made.arrays, devices)
+    block.hybridize(**memory_flags(to_graph(network.symbol)))
+    return block
 
 
 def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", calib_batches: int | None = None, *,
@@ -162,27 +154,21 @@ def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", ca
     -------
     Calibration
         ``save`` and ``Calibration.load`` keep it in a file; conversions take it as ``calib_data``.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> net = mx.gluon.nn.Dense(2, in_units=3, prefix='fc_')
-    >>> net.initialize(mx.init.One())
-    >>> amp.calibrate(net, mx.nd.ones((2, 3))).ranges['fc_fwd']
-    (3.0, 3.0)
     """
     checks.instance("block", block, HybridBlock, "a HybridBlock")
     options = ConversionOptions(INT8, exclude=exclude, device=mx.cpu(), data_example=data_example,
                                 calib_data=calib_data, calib_mode=calib_mode, calib_batches=calib_batches)
-    network = _network(block, options)[0]
+    network = traced_network(block, options)[0]
     return calibrated(options, network, prepared(network))[0]
 
 
-def _network(block: HybridBlock, options: ConversionOptions) -> tuple[Network, blocks.Trace, Sequence[mx.Context]]:
+def traced_network(block: HybridBlock, options: ConversionOptions
+                   ) -> tuple[Network, blocks.Trace, Sequence[mx.Context]]:
     """Trace a block; return what is to be converted, and the devices that it lives on."""
-    example = as_example(options.data_example)
-    traced = traced_block(block, example, options.exclude.match)
+    example = options.data_example
+    if example is not None:
+        example = list(example) if isinstance(example, (list, tuple)) else [example]
+    traced = _traced(block, example, options.excludes)
     inputs = [data.name for data in traced.inputs]
     parameter = next(iter(block.collect_params().values()), None)
     devices = options.device or ([mx.context.current_context()] if parameter is None else parameter.list_ctx())
@@ -198,46 +184,26 @@ def memory_flags(graph: Graph) -> dict[str, bool]:
     return dict.fromkeys(("static_alloc", "static_shape"), not has_control_flow(graph))
 
 
-def traced_block(block: HybridBlock, example: Sequence[Any] | None,
-                 is_excluded: Callable[[Block], bool] | None = None) -> blocks.Trace:
+def _traced(block: HybridBlock, example: Sequence[Any] | None, is_excluded: Callable[[Block], bool]) -> blocks.Trace:
     """Trace a block, and check that its parameters have values."""
     try:
         with kept_in_place():  # for the marks of symbol blocks
             traced = blocks.trace(block, example, is_excluded)
     except Exception as error:
-        raise GraphError(_untraceable(block, error, example is not None)) from error
+        told = ": ".join(text for text in (type(error).__name__, str(error)) if text)
+        own = next((type(each).__name__ for each in blocks.descendants(block) if blocks.has_own_forward(each)), None)
+        advice = (f" {own} overrides forward, which MXNet runs in Python and does not trace: give it "
+                  "hybrid_forward(self, F, x, ...) in its place, with F.name for mx.nd.name, or convert the blocks "
+                  "inside it one by one" if own else
+                  " If it takes other arguments than was assumed, pass data_example" if example is None else "")
+        raise GraphError(f"the network cannot be traced to a symbol ({told}).{advice}") from error
     waiting = blocks.untouched_parameters(block, traced.symbol.list_inputs())
     if waiting and example is not None:
         with suppress(RuntimeError):  # where they were never initialized
             block(*example)  # as the user's first call would: parameters take their shapes
         waiting = blocks.untouched_parameters(block, waiting)
     if waiting:
-        more = ", ..." if len(waiting) > 3 else ""
-        raise StateError(f"parameters have no values yet: {', '.join(waiting[:3])}{more}. Call initialize() or "
+        raise StateError(f"parameters have no values yet: {some_of(waiting, 3)}. Call initialize() or "
                          "load_parameters(), and pass data_example, or run the network once, so that their shapes are "
                          "known")
     return traced
-
-
-def _untraceable(block: HybridBlock, error: Exception, has_example: bool) -> str:
-    """Say why a network cannot be traced."""
-    told = ": ".join(text for text in (type(error).__name__, str(error)) if text)
-    text = f"the network cannot be traced to a symbol ({told})."
-    own = [type(each).__name__ for each in blocks.descendants(block) if blocks.has_own_forward(each)]
-    if own:
-        return (f"{text} {own[0]} overrides forward, which MXNet runs in Python and does not trace: give it "
-                "hybrid_forward(self, F, x, ...) in its place, with F.name for mx.nd.name, or convert the blocks "
-                "inside it one by one")
-    return text if has_example else f"{text} If it takes other arguments than was assumed, pass data_example"
-
-
-def as_example(value: Any) -> list[Any] | None:
-    """Return the arguments of a call as a list."""
-    return list(value) if isinstance(value, (list, tuple)) else None if value is None else [value]
-
-
-def flat(value: Any) -> list[Any]:
-    """Return the arrays of nested lists, None left out."""
-    if isinstance(value, (list, tuple)):
-        return [array for item in value for array in flat(item)]
-    return [] if value is None else [value]

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
@@ -18,6 +19,7 @@ from .._mxnet.symbols import first_line, to_graph
 from ..errors import GraphError, PolicyError, StateError, expected
 from ..files import replacing
 from ..state.in_force import under
+from .parameters import flat
 
 _FORMAT = "gluon_amp calibration 1"
 _ROWS = 32  # of a file's arrays that make a batch
@@ -44,7 +46,7 @@ class Calibration:
         return found if found and all(map(math.isfinite, found)) and any(found) else None
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the ranges to a JSON file, whole or not at all."""
+        """Write the ranges to a JSON file."""
         with replacing(path) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
             json.dump({"format": _FORMAT, **asdict(self)}, file, indent=1)
 
@@ -92,13 +94,10 @@ def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches:
 
 
 def batches_of(data: Any, inputs: Sequence[str], limit: int | None = None) -> Iterator[Batch]:
-    """Yield the network's inputs by name for every batch of a loader, an iterator, arrays or a file."""
+    """Return the network's inputs by name for every batch of a loader, an iterator, arrays or a file."""
     if limit is not None:
         checks.whole("calib_batches", limit, 1)
-    for number, item in enumerate(_items(data)):
-        if limit is not None and number >= limit:
-            return
-        yield _named(item, inputs)
+    return (_named(item, inputs) for item in islice(_items(data), limit))
 
 
 def _items(data: Any) -> Iterable[Any]:
@@ -138,19 +137,14 @@ def _named(item: Any, inputs: Sequence[str]) -> Batch:
         if missing and not (len(inputs) == 1 and len(item) == 1):
             raise GraphError(f"calib_data: expected arrays for {', '.join(inputs)}, received {', '.join(item)}")
         item = list(item.values()) if missing else [item[name] for name in inputs]
-    given = list(_flat(item))
+    given = flat(item)
     if len(given) < len(inputs):
         raise GraphError(f"calib_data: the network takes {len(inputs)} arrays ({', '.join(inputs)}), a batch has "
                          f"{len(given)}")
-    return dict(zip(inputs, given))  # labels come behind
-
-
-def _flat(value: Any) -> Iterator[mx.nd.NDArray]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, (mx.nd.NDArray, np.ndarray)):
+    batch = {}
+    for name, value in zip(inputs, given):  # labels come behind
+        checks.instance("calib_data", value, (mx.nd.NDArray, np.ndarray), "arrays")
         array = value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=value.dtype)
-        yield (array.astype("float32") if np.dtype(array.dtype) == np.float64 else array).as_in_context(mx.cpu())
-    else:
-        raise TypeError(expected("arrays", "calib_data", value))
+        array = array.astype("float32") if np.dtype(array.dtype) == np.float64 else array
+        batch[name] = array.as_in_context(mx.cpu())
+    return batch

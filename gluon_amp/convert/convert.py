@@ -18,19 +18,20 @@ from ..dtypes import FLOAT16, FLOAT32, FLOAT64, INT8, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
 from ..graph import CAST, MULTICAST, Consumers, Entry, Graph, Node, Role, cast, operator, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
-from ..passes import Context, Facts, Int8
+from ..passes import Context, Facts
 from ..passes.float16 import widen
 from ..rules import Cause, Device, Policy
 from ..session.hooks import watch_symbols
+from .int8 import Quantizer
 from .parameters import shapes_in
 
 _LOW_FLAGS = {str(TYPE_FLAGS[dtype]): dtype for dtype in LOW_PRECISION}
 # Why the operators of a network stay in FP32, where none is lowered; the first reason found counts.
-_REASONS = (
-    ((Cause.REGION,), "its operators were made with AMP off, in amp.autocast(enabled=False) or in an excluded block"),
-    ((Cause.EXCLUSION,), "its operators are excluded"),
-    ((Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED), "the given lists of operators leave nothing else"),
-)
+_REASONS = {
+    Cause.REGION: "its operators were made with AMP off, in amp.autocast(enabled=False) or in an excluded block",
+    Cause.EXCLUSION: "its operators are excluded",
+    **dict.fromkeys((Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED),
+                    "the given lists of operators leave nothing else")}
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,9 @@ def earlier(graph: Graph, wanted: str) -> Conversion | None:
 
 
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device, example: Mapping[str, Any], *,
-            on_cpu: bool = True, cast_outputs: bool = True, is_trial: bool = False, int8: Int8 | None = None,
-            quantize: Callable[[Graph, Collection[str]], Graph] | None = None) -> tuple[mx.sym.Symbol, Conversion]:
-    """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is.
-
-    For INT8, ``quantize`` replaces operators of a fused graph, where those between layers have the given names.
-    """
+            on_cpu: bool = True, cast_outputs: bool = True, is_trial: bool = False,
+            quantize: Quantizer | None = None) -> tuple[mx.sym.Symbol, Conversion]:
+    """Convert a symbol, with arrays or shapes of data for an example; ``quantize`` is for fused graphs in INT8."""
     keep_freed_memory()
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
     graph = to_graph(symbol)
@@ -131,16 +129,16 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device,
     has_engine = on_cpu and not device.imitated
     fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # there are no gradients behind them
     context = Context.of(graph, policy, device, facts=Facts(recorded=not fuses), keep_outputs=cast_outputs,
-                         weights=weights, int8=int8)
+                         weights=weights, int8=quantize and quantize.int8)
     counts = passes.run(graph, context)
     made = _counted(graph, policy, device, counts)
-    name_results(graph)
+    for node in graph.operators():  # what gives the program's results has their names: behind a padded one the cut
+        if node.stands_for and node.inputs[0].node.name == node.stands_for:
+            node.inputs[0].node.name, node.name = graph.new_name(f"{node.stands_for}_padded"), node.stands_for
     graph.forget(REGION)
     _say_types(graph, set(dtypes))
     if policy.runs("fuse"):
-        fusion = quantizer.fused if quantize else fuse
-        counts["fuse"] = _fuse(graph, context, lambda given: fusion(from_graph(given, symbol)), quantize
-                               ) if has_engine else 0
+        counts["fuse"] = _fuse(graph, context, symbol, quantize) if has_engine else 0
     record = replace(made, steps={each.name: counts[each.name] for each in passes.PASSES
                                   if each.is_step and each.name in counts})
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
@@ -154,14 +152,13 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device,
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
 
 
-def _fuse(graph: Graph, context: Context, fusion: Callable[[Graph], mx.sym.Symbol],
-          quantize: Callable[[Graph, Collection[str]], Graph] | None) -> int:
+def _fuse(graph: Graph, context: Context, symbol: mx.sym.Symbol, quantize: Quantizer | None) -> int:
     """Replace a graph by what MXNet's fusion, and its quantizer, make of it; return how many fused operators it has."""
     if any(FLOAT64 in node.dtypes for node in graph.operators()):
         return 0  # oneDNN has no kernels for float64
     between = passes.between(graph)
     passes.finish(graph, context)
-    made = to_graph(fusion(graph))
+    made = to_graph((quantizer.fused if quantize else fuse)(from_graph(graph, symbol)))
     count = passes.unshield(made)
     made = quantize(made, between) if quantize else made
     graph.heads, graph.attrs = made.heads, made.attrs
@@ -174,20 +171,17 @@ def _counted(graph: Graph, policy: Policy, device: Device, counts: Mapping[str, 
     casts = sum(node.op == CAST for node in operators)
     low = sum(node.op != CAST and any(entry.dtype == policy.target_dtype for entry in node.inputs)
               for node in operators if policy.lowers)
-    is_lowered = counts["assign_dtypes"] if device.imitated else low
-    return Conversion(policy.target_dtype, len(operators), low, casts, {}, tuple(sorted(policy.excluded)),
-                      metadata.version("gluon_amp"), "" if is_lowered else _reason_for_fp32(operators, policy, device))
-
-
-def _reason_for_fp32(operators: Sequence[Node], policy: Policy, device: Device) -> str:
-    """Say why a planned graph holds no low precision."""
+    reason = ""  # why it holds no low precision
     if not policy.lowers:
-        return device.reason
-    causes = {node.decision.cause for node in operators if node.decision is not None}
-    found = next((reason for some, reason in _REASONS if not causes.isdisjoint(some)), None)
-    if found is None and any(FLOAT64 in node.dtypes for node in operators):
-        found = "its tensors are float64, which conversions leave as they are"
-    return found or f"none of its operators gains from {policy.target_dtype}"
+        reason = device.reason
+    elif not (counts["assign_dtypes"] if device.imitated else low):
+        causes = {node.decision.cause for node in operators if node.decision is not None}
+        reason = next((reason for cause, reason in _REASONS.items() if cause in causes), "")
+        if not reason and any(FLOAT64 in node.dtypes for node in operators):
+            reason = "its tensors are float64, which conversions leave as they are"
+        reason = reason or f"none of its operators gains from {policy.target_dtype}"
+    return Conversion(policy.target_dtype, len(operators), low, casts, {}, tuple(sorted(policy.excluded)),
+                      metadata.version("gluon_amp"), reason)
 
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:
@@ -254,60 +248,37 @@ def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tu
     return from_graph(graph, symbol), {name: cast_arrays(array, FLOAT32) for name, array in arrays.items()}
 
 
-def name_results(graph: Graph) -> None:
-    """Give what gives the program's results the program's names: behind a padded convolution that is the cut."""
-    for node in graph.operators():
-        if node.stands_for and node.inputs[0].node.name == node.stands_for:
-            node.inputs[0].node.name, node.name = graph.new_name(f"{node.stands_for}_padded"), node.stands_for
-
-
 def name_outputs(graph: Graph, wanted: Sequence[str], current: Callable[[], Sequence[str]]) -> None:
     """Give the outputs of a graph the names they had, where another operator gives them now."""
     # MXNet appends _output to the name of a node with one output, _out for np.matmul, np.concatenate and their kin, and
     # _output0, _output1 and so on where there are several.
     names = {node.name for node in graph.nodes()}
     joined: dict[str, Node] = {}
+
+    def carrier(head: Entry, name: str, is_out: str | None, number: str | None) -> Node | None:
+        """Return the node that gets a name for an output to have its own; None where the output cannot have it."""
+        if is_out:
+            return None if head.shape == () else operator("_npi_concatenate", name, [head], head, Role.HELPER,
+                                                          num_args=1, axis=0)
+        if number:  # of a node with several outputs
+            count = max([int(number) + 1, *(node.num_outputs for node in graph.nodes() if node.name == name)])
+            made = joined.setdefault(name, operator(MULTICAST, name, [head] * count, head, num_outputs=count))
+            made.num_outputs, made.inputs[int(number)] = len(made.inputs), head
+            return made
+        is_shared = head.node.is_variable or head.node.num_outputs > 1 or sum(
+            other.node is head.node for other in graph.heads) > 1
+        return operator("_copy", name, [head], head) if is_shared else head.node
+
     for _ in range(2):  # a node that makes room for another may have given an output a name
         for position, (name, other) in enumerate(zip(wanted, current())):
-            several = re.fullmatch(r"(.+)_output(\d+)", name)
-            if name == other:
+            parts = re.fullmatch(r"(.+)(?:(_out)|_output(\d*))", name)
+            owner = carrier(graph.heads[position], *parts.groups()) if parts and name != other else None
+            if parts is None or owner is None:
                 continue
-            if name.endswith("_output"):
-                graph.heads[position] = _carried(graph, position, name[:-len("_output")], names)
-            elif name.endswith("_out") and graph.heads[position].shape != ():
-                head, name = graph.heads[position], name[:-len("_out")]
-                node = operator("_npi_concatenate", name, [head], head, Role.HELPER, num_args=1, axis=0)
-                graph.heads[position] = _with_room(graph, node, name, names)
-            elif several:
-                graph.heads[position] = _carried_jointly(graph, position, several[1], int(several[2]), joined, names)
-
-
-def _carried(graph: Graph, position: int, name: str, names: set[str]) -> Entry:
-    """Return an output under a name; behind a node that gives other outputs too an identity gets it."""
-    head = graph.heads[position]
-    others = [other for place, other in enumerate(graph.heads) if place != position and other.node is head.node]
-    is_shared = head.node.is_variable or head.node.num_outputs > 1 or others
-    return _with_room(graph, operator("_copy", name, [head], head) if is_shared else head.node, name, names)
-
-
-def _carried_jointly(graph: Graph, position: int, name: str, output: int, joined: dict[str, Node],
-                     names: set[str]) -> Entry:
-    """Return an output under a name like those of a node with several outputs."""
-    head = graph.heads[position]
-    if name not in joined:
-        count = max([output + 1, *(node.num_outputs for node in graph.nodes() if node.name == name)])
-        joined[name] = operator(MULTICAST, name, [head] * count, head, num_outputs=count)
-        joined[name].num_outputs = count
-        _with_room(graph, joined[name], name, names)
-    joined[name].inputs[output] = head
-    return Entry(joined[name], output)
-
-
-def _with_room(graph: Graph, owner: Node, name: str, names: set[str]) -> Entry:
-    """Give a node a name, and others that have it another; several outputs that users know by it keep it."""
-    known = {id(head.node) for head in graph.heads if head.node.num_outputs > 1}
-    for node in graph.nodes():
-        if node.name == name and node is not owner and not node.is_variable and id(node) not in known:
-            node.name = unique_name(f"{name}_low", names)
-    owner.name = name
-    return Entry(owner)
+            # Other nodes of the name get another one, but for several outputs that users know by it.
+            known = {id(head.node) for head in graph.heads if head.node.num_outputs > 1}
+            for node in graph.nodes():
+                if node.name == parts[1] and node is not owner and not node.is_variable and id(node) not in known:
+                    node.name = unique_name(f"{parts[1]}_low", names)
+            owner.name = parts[1]
+            graph.heads[position] = Entry(owner, int(parts[3] or 0))

@@ -111,11 +111,9 @@ class Quantizer:
         return Calibration.key(tensor, given.output)
 
     def wrong_sums(self) -> set[str]:
-        """Name the operators, last of a fused sum, whose result has another type than the addend.
-
-        MXNet adds the layer's result to the addend where that lies in memory, whatever its type: behind a rectifier
-        int8 is taken for uint8, and cut off at half its range, elsewhere uint8 for int8, which loses negative values.
-        """
+        """Name the operators, last of a fused sum, whose result has another type than the addend."""
+        # MXNet adds a layer's result in place, whatever the addend's type: int8 is taken for uint8, and loses half its
+        # range, or uint8 for int8, and loses negative values.
         graph = self.graph.copy()
         known = {node.name: FLOAT32 for node in graph.variables()}
         analyse(from_graph(graph, self.like), graph, {**known, **{
@@ -134,10 +132,7 @@ class Quantizer:
         return dict(zip(_RANGE, map(repr, self.calibration.range_of(tensor) or ())))
 
     def errors(self, plain: Plain, batch: Batch) -> dict[str, float]:
-        """Return the relative error of every operator in INT8, on inputs in FP32, by the name that decides.
-
-        An error is infinite where MXNet cannot run the operator.
-        """
+        """Return the relative error of every operator in INT8, on FP32 inputs; infinite where MXNet cannot run it."""
         nodes = [node for node in self.graph.operators() if node.name.startswith(MADE)]
         graph = to_graph(plain.symbol)
         entries = {Calibration.key(node.name, output): Entry(node, output)

@@ -12,9 +12,8 @@ from .._mxnet.arrays import NamesOnly, wait_for_statistics
 from .._mxnet.invoke import zeros_for
 from .._mxnet.symbols import to_graph, typed_variables
 from ..errors import DTypeError, GraphError, StateError
-from ..state.state import State
-from .assignment import Made, Network, converted_network
-from .block import ConvertedBlock, memory_flags
+from .assignment import Network, converted_network
+from .block import ConvertedBlock, built
 from .convert import Conversion, convert
 from .options import Conditions, ConversionOptions, Names
 from .parameters import Arrays, check_names, check_parameters, is_label, split
@@ -38,7 +37,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
         The inputs that are data, the others being parameters; without it inputs that carry a type are parameters.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in MXNet: see :class:`ConversionOptions`. With ``cast_optional_params`` variables of parameters that are read
-        in low precision only carry that type. False by default.
+        in low precision only carry that type.
     **options
         Those of :class:`ConversionOptions`, but for ``data_example`` and INT8's. No optimisation is on by default. With
         ``optimize='all'`` the symbol runs on CPUs only, and gives no gradients.
@@ -46,18 +45,8 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     Returns
     -------
     Symbol
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=8, name='fc')
-    >>> amp.convert_symbol(net, 'float16', device=mx.gpu(0)).list_outputs()
-    ['fc_output']
     """
-    asked = ConversionOptions.of("convert_symbol", target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops,
-                                 excluded_sym_names, cast_optional_params, options, without=["data_example"],
-                                 data_names=data_names)
+    asked = ConversionOptions.of("convert_symbol", locals(), without=["data_example"])
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
     _refuse_int8(asked)
     asked.disable_passes |= {"fold_batch_norm", "align_channels",  # they need values
@@ -86,30 +75,17 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in MXNet: see :class:`ConversionOptions`.
     **options
-        Those of :class:`ConversionOptions`. No optimisation is on by default: as in MXNet casts are added, and every
-        operator, name and parameter stays. For speed ask for ``optimize=['drop_training', 'fold_batch_norm',
-        'align_channels', 'cast_params_offline']``; behind ``fuse`` there are no gradients, which ``Module.bind`` asks
-        for unless it is told ``for_training=False``. With INT8 all are on. With ``data_names`` every other input but
-        labels must be among the parameters, without it those that layers read as weights.
+        Those of :class:`ConversionOptions`. As in MXNet casts are added, and every operator, name and parameter stays.
+        For speed ask for ``optimize=['drop_training', 'fold_batch_norm', 'align_channels', 'cast_params_offline']``;
+        behind ``fuse`` there are no gradients: bind with ``for_training=False``. With INT8 all are on. With
+        ``data_names`` every other input but labels must be among the parameters.
 
     Returns
     -------
     (Symbol, dict, dict)
-        The converted network, its parameters and auxiliary states. Parameters take the types and shapes that the
-        converted network wants.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=8, name='fc')
-    >>> weights = {'fc_weight': mx.nd.ones((8, 4)), 'fc_bias': mx.nd.zeros(8)}
-    >>> sym, args, aux = amp.convert_model(net, weights, {}, 'float16', cast_optional_params=True, device=mx.gpu(0))
-    >>> args['fc_weight'].dtype
-    <class 'numpy.float16'>
+        The converted network, its parameters in the types and shapes that it wants, and auxiliary states.
     """
-    asked = ConversionOptions.of("convert_model", target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops,
-                                 excluded_sym_names, cast_optional_params, options)
+    asked = ConversionOptions.of("convert_model", locals())
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
     for name, arrays in (("arg_params", arg_params), ("aux_params", aux_params)):
         checks.instance(name, arrays, Mapping, "a dict of name to NDArray")
@@ -147,14 +123,8 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: ConversionOpti
     devices = options.device or [mx.context.current_context()]
     network = Network.of(sym, used, data, options, devices[:1], example)
 
-    def build(made: Made) -> ConvertedBlock:
-        block = _Unlabelled(made.symbol, list(map(mx.sym.var, [*data, *labels])), made.record,
-                            State({"cpu": network.policy}, {"cpu": network.device}) if network.on_cpu else None)
-        blocks.load_parameters(block, made.arrays, devices[:1])
-        block.hybridize(**memory_flags(to_graph(sym)))
-        return block
-
-    made = converted_network(network, options, build)
+    inputs = list(map(mx.sym.var, [*data, *labels]))
+    made = converted_network(network, options, lambda made: built(_Unlabelled, made, network, inputs, devices[:1]))
     return (made.symbol, *split(made.symbol, made.arrays)), made.record
 
 
@@ -177,17 +147,8 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     -------
     BucketingModule
         To be bound with ``for_training=False``.
-
-    Examples
-    --------
-    ::
-
-        converted = amp.convert_bucketing_module(module)
-        converted.bind(iterator.provide_data, iterator.provide_label, for_training=False)
     """
-    asked = ConversionOptions.of("convert_bucketing_module", target_dtype, target_dtype_ops, fp32_ops,
-                                 conditional_fp32_ops, excluded_sym_names, cast_optional_params, options,
-                                 without=["data_example", "data_names"])
+    asked = ConversionOptions.of("convert_bucketing_module", locals(), without=["data_example", "data_names"])
     checks.instance("bucketing_mod", bucketing_mod, BucketingModule, "a BucketingModule")
     _refuse_int8(asked)
     symbols = blocks.bucket_symbols(bucketing_mod)

@@ -36,6 +36,9 @@ Conditions = Optional[Sequence[ConditionalOp]]
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 MODES = ("naive", "entropy")  # of choosing ranges
 _OFFLINE = "cast_params_offline"
+# How another machine's device of a kind runs a type.
+_FOREIGN = {("gpu", FLOAT16): cuda_support(None), ("cpu", BFLOAT16): FOREIGN_BFLOAT16,
+            ("cpu", FLOAT16): IMITATED_FLOAT16}
 # Names that mean the same: MXNet's own, but for the first.
 _ALIASES = {"dtype": "target_dtype", "ctx": "device", "cast_optional_params": _OFFLINE}
 # What an argument for INT8 is where it is left out; None where nothing takes its place.
@@ -47,9 +50,8 @@ _INT8 = {"calib_data": None, "calib_mode": MODES[0], "calib_batches": None, "met
 class ConversionOptions:
     """The keyword arguments of the conversions.
 
-    :func:`convert_hybrid_block`, :func:`convert_model`, :func:`convert_symbol` and :func:`convert_bucketing_module`
-    take them under these names, and some under MXNet's: ``ctx`` is ``device``, ``cast_optional_params`` is
-    ``cast_params_offline``, ``excluded_sym_names`` is ``exclude``.
+    They take some under MXNet's names, too: ``ctx`` is ``device``, ``cast_optional_params`` is ``cast_params_offline``,
+    ``excluded_sym_names`` is ``exclude``.
 
     Parameters
     ----------
@@ -76,14 +78,13 @@ class ConversionOptions:
     device : Context or list of Context, optional
         Where the converted network is to live: where a block does, or the current context, by default.
     data_example : NDArray or sequence of NDArray, or dict of str to NDArray or shape, optional
-        Arguments of a call of a block: needed where parameters still wait for their shape, or the signature does not
-        tell their number. Of a symbol data or shapes by input name, which passes can use.
+        Arguments of a call of a block: needed where parameters wait for their shape, or the signature does not tell
+        their number. Of a symbol data or shapes by input name, which passes can use.
     data_names : list of str, optional
         The inputs of a symbol that are data; labels of losses need no mention.
     calib_data : DataLoader, DataIter, NDArray, sequence, path or Calibration, optional
-        For INT8, data to learn the ranges of values from: a hundred examples of what the network is to see, with labels
-        or without; the path of an ``.npz`` file or of a directory of them; or what :func:`calibrate` returned, beside
-        ``data_example`` with arrays.
+        For INT8, a hundred examples to learn the ranges of values from, with labels or without; the path of an ``.npz``
+        file or of a directory of them; or what :func:`calibrate` returned, beside ``data_example`` with arrays.
     calib_mode : {'naive', 'entropy'}, optional
         Whether INT8 holds all values that were seen (the default), or the range that loses least information.
     calib_batches : int, optional
@@ -94,21 +95,20 @@ class ConversionOptions:
     budget : float, optional
         How much worse than in FP32 the metric may be.
     max_error : float, optional
-        In place of ``metric``: the most that an output may differ from FP32 on the first batch of ``calib_data``, as
-        the 2-norm of the difference over that of FP32. 0.05 where neither is given, but for outputs that are put in
-        order, as detections, and with ``dtypes=('int8',)``.
+        In place of ``metric``: the most that an output may differ from FP32 on the first batch of ``calib_data``, in
+        the relative 2-norm. 0.05 where neither is given, but for outputs in order, as detections, and with
+        ``dtypes=('int8',)``.
     greater_is_better : bool, optional
         False for metrics that are to be small, such as a loss.
     dtypes : sequence of str, optional
-        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out; with ``('int8',)`` all layers that MXNet runs
-        right in INT8 do, also where that is slower.
+        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out, ``('int8',)`` all others where INT8 is right.
     """
 
     target_dtype: Any = None  # behind the checks: the type beside INT8, or the only one; None for the device's fastest
     target_dtype_ops: Any = None
     fp32_ops: Any = None
     conditional_fp32_ops: Any = None
-    exclude: Any = None  # behind the checks: Exclusions
+    exclude: Any = None  # behind the checks: a tuple of names, blocks and classes of blocks
     optimize: Any = None
     disable_passes: Any = None  # behind the checks: all passes that are off
     cast_params_offline: Any = None
@@ -126,20 +126,19 @@ class ConversionOptions:
     dtypes: Any = None
 
     @classmethod
-    def of(cls, function: str, target_dtype: Any, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
-           excluded_sym_names: Any, cast_optional_params: Any, others: Mapping[str, Any], *,
-           without: Sequence[str] = (), **given: Any) -> ConversionOptions:
-        """Read the arguments of a function: MXNet's, others by name, and what the function gives itself."""
+    def of(cls, function: str, given: Mapping[str, Any], without: Sequence[str] = (), **defaults: Any
+           ) -> ConversionOptions:
+        """Read the local variables that a function begins with: MXNet's arguments, and ``options``, others by name."""
         known = {each.name for each in fields(cls)}.difference(without)
-        for name in others:
+        for name in given["options"]:
             if name not in known and name not in _ALIASES:
                 hint = f": {NO_TUNING}" if name == "tuning" else f".{closest(name, known)}"
                 raise TypeError(f"amp.{function} has no argument {name!r}{hint}")
+        excluded_sym_names = given["excluded_sym_names"]
         if isinstance(excluded_sym_names, str):
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
-        asked = {"target_dtype": target_dtype, "target_dtype_ops": target_dtype_ops, "fp32_ops": fp32_ops,
-                 "conditional_fp32_ops": conditional_fp32_ops, "cast_optional_params": cast_optional_params,
-                 **given, **others}
+        asked = {name: value for name, value in {**given, **defaults, **given["options"]}.items()
+                 if name in known or name in _ALIASES}
         asked["device"] = _devices("device", asked.get("device"))
         for alias, own in _ALIASES.items():
             value = asked.pop(alias, None)
@@ -153,11 +152,14 @@ class ConversionOptions:
 
     def __post_init__(self) -> None:
         self.only_int8 = False  # whether layers that may run in INT8 do, however slow
-        self.is_int8 = self._asks_for_int8()
-        self.target_dtype = (
-            self._beside_int8() if self.is_int8 else
-            None if self.target_dtype is None else normalize(self.target_dtype, or_float32=True))
-        self.exclude = Exclusions.of(self.exclude)
+        self.is_int8 = spelling(self.target_dtype) == INT8 or self.calib_data is not None
+        beside = self._read_int8()
+        if self.is_int8 or self.target_dtype is not None:
+            self.target_dtype = beside if self.is_int8 else normalize(self.target_dtype, or_float32=True)
+        self.exclude = tuple(_listed(self.exclude))
+        for target in self.exclude:
+            if not can_be_target(target):
+                raise PolicyError(expected("names of nodes or blocks, blocks, or classes of blocks", "exclude", target))
         self.device = () if self.device is None else _devices("device", self.device)
         optimize = "all" if self.optimize is None and self.is_int8 else self.optimize
         self.disable_passes = disabled_passes(optimize, self.cast_params_offline, self.disable_passes)
@@ -172,25 +174,40 @@ class ConversionOptions:
         kind = f"gpu({devices[0].device_id})" if devices[0].device_type == "gpu" else "cpu"
         policies = device_policies({kind: chosen[devices[0]]}, target_precision_ops=self.target_dtype_ops,
                                    fp32_ops=self.fp32_ops, conditional_fp32_ops=self.conditional_fp32_ops)
-        policy = replace(policies[kind], excluded=self.exclude.nodes(graph, block), training=False,
+        policy = replace(policies[kind], excluded=self._excluded(graph, block), training=False,
                          disabled_passes=self.disable_passes)
         return policy, Device.of(chosen[devices[0]])
 
-    def _asks_for_int8(self) -> bool:
-        """Tell whether layers are to run in INT8; check what is asked of that, and fill in what is left out."""
+    def excludes(self, block: Block) -> bool:
+        """Tell whether a block is excluded by itself."""
+        return any(is_target(block, target) for target in self.exclude)
+
+    def _excluded(self, graph: Graph, block: Block | None) -> frozenset[str]:
+        """Name the operators to keep in FP32; tracing has marked those in excluded blocks."""
+        inside = [] if block is None else list(descendants(block))
+        operators = [node.name for node in graph.operators()]
+        chosen = {node.name for node in graph.operators() if region(node.attrs) == REGION_OFF}
+        for target in self.exclude:
+            matching = [name for name in operators if isinstance(target, str) and is_named(name, target)]
+            chosen.update(matching)
+            if matching or any(is_target(inner, target) for inner in inside):
+                continue
+            if isinstance(target, str):
+                raise PolicyError(f"exclude: the network has no node or block {target!r}.{closest(target, operators)}")
+            what = target.__name__ if isinstance(target, type) else target.name
+            raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
+        return frozenset(chosen)
+
+    def _read_int8(self) -> str | None:
+        """Check what is asked of INT8, fill in what is left out, and return the type beside it."""
         given = [name for name in _INT8 if getattr(self, name) is not None]
-        asked = spelling(self.target_dtype) == INT8 or self.calib_data is not None
-        if given and not asked:
+        if given and not self.is_int8:
             raise PolicyError(f"{given[0]} is for conversions to INT8: give calib_data, too")
         vars(self).update({name: value for name, value in _INT8.items() if name not in given})
         if self.calib_mode not in MODES:
             raise PolicyError(expected(f"one of {', '.join(map(repr, MODES))}", "calib_mode", self.calib_mode))
         self.limit = allowed(self.max_error, self.metric, self.budget)
-        return asked
-
-    def _beside_int8(self) -> str | None:
-        """Return the type beside INT8."""
-        if self.target_dtype is not None and spelling(self.target_dtype) != INT8:
+        if self.is_int8 and self.target_dtype is not None and spelling(self.target_dtype) != INT8:
             raise PolicyError(expected("'int8', or no type, beside calib_data", "target_dtype", self.target_dtype))
         others = [normalize(each, "dtypes", or_float32=True) for each in self.dtypes or () if spelling(each) != INT8]
         low = [each for each in others if each != FLOAT32]
@@ -208,7 +225,7 @@ def _chosen(target: str | None, device: mx.Context) -> Support:
     """Return how a device runs a type, or another machine's device of its kind where this one's does not."""
     kind = "gpu" if device.device_type == "gpu" else "cpu"
     here = of_device(device, device_supports()) or cuda_support(None)
-    chosen = here if target is None else _as_run(target, kind, here)
+    chosen = here if target is None else here.requested(target) or _FOREIGN.get((kind, target))
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
                          "kernels for it. Leave the type out to get the best one")
@@ -216,13 +233,6 @@ def _chosen(target: str | None, device: mx.Context) -> Support:
     if drawback:
         warn_once(drawback)
     return chosen
-
-
-def _as_run(target: str, kind: str, here: Support) -> Support | None:
-    """Return how a device runs a type, or another machine's device of its kind where this one's does not."""
-    foreign = {FLOAT16: cuda_support(None)} if kind == "gpu" else {BFLOAT16: FOREIGN_BFLOAT16,
-                                                                   FLOAT16: IMITATED_FLOAT16}
-    return here.requested(target) or foreign.get(target)
 
 
 def _drawback(dtype: str, chosen: Support, here: Support) -> str:
@@ -236,12 +246,11 @@ def _drawback(dtype: str, chosen: Support, here: Support) -> str:
 def drawback_here(dtype: str) -> str:
     """Say that this machine runs files of a type slower than FP32, or not at all; nothing where it does well."""
     supports = device_supports()
-    cpu = supports["cpu"]
     if any(each.dtype == dtype for each in supports.values()):
         return ""
-    if dtype == FLOAT16:
-        return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
-    return _drawback(dtype, _as_run(dtype, "cpu", cpu) or cpu, cpu)
+    cpu = supports["cpu"]
+    return ("this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
+            if dtype == FLOAT16 else _drawback(dtype, cpu.requested(dtype) or _FOREIGN.get(("cpu", dtype), cpu), cpu))
 
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
@@ -264,45 +273,8 @@ def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: b
     return frozenset(set(STEPS) - named) | disabled
 
 
-@dataclass(frozen=True)
-class Exclusions:
-    """The operators that stay in FP32."""
-
-    names: tuple[str, ...] = ()  # of operator nodes or blocks; they may hold wildcards
-    blocks: tuple[Any, ...] = ()  # blocks, and classes of blocks
-
-    @classmethod
-    def of(cls, argument: Any) -> Exclusions:
-        """Read names, blocks, classes of blocks, policies for what they exclude, and sequences of such."""
-        targets = list(_listed(argument))
-        for target in targets:
-            if not can_be_target(target):
-                raise PolicyError(expected("names of nodes or blocks, blocks, or classes of blocks", "exclude", target))
-        return cls(tuple(target for target in targets if isinstance(target, str)),
-                   tuple(target for target in targets if not isinstance(target, str)))
-
-    def match(self, block: Block) -> bool:
-        """Tell whether a block is excluded by itself."""
-        return any(is_target(block, target) for target in (*self.names, *self.blocks))
-
-    def nodes(self, graph: Graph, block: Block | None = None) -> frozenset[str]:
-        """Name the operators to keep in FP32; tracing has marked those in excluded blocks."""
-        inside = [] if block is None else list(descendants(block))
-        operators = [node.name for node in graph.operators()]
-        chosen = {node.name for node in graph.operators() if region(node.attrs) == REGION_OFF}
-        for name in self.names:
-            matching = [operator for operator in operators if is_named(operator, name)]
-            if not matching and not any(is_target(inner, name) for inner in inside):
-                raise PolicyError(f"exclude: the network has no node or block {name!r}.{closest(name, operators)}")
-            chosen.update(matching)
-        for target in self.blocks:
-            if not any(is_target(inner, target) for inner in inside):
-                what = target.__name__ if isinstance(target, type) else target.name
-                raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
-        return frozenset(chosen)
-
-
 def _listed(target: Any) -> Iterator[Any]:
+    """Yield names, blocks and classes of blocks, of a policy the names that it excludes."""
     if isinstance(target, Policy):
         yield from target.excluded
     elif isinstance(target, Iterable) and not isinstance(target, (str, Block)):

@@ -96,3 +96,10 @@ def check_parameters(symbol: mx.sym.Symbol, arrays: Arrays, data_names: Sequence
         raise GraphError(f"the parameters lack {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}, which the "
                          f"symbol reads: they do not belong together, or name these in data_names{data}."
                          f"{closest(missing[0], arrays)}")
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the arrays of nested lists, None left out."""
+    if isinstance(value, (list, tuple)):
+        return [array for item in value for array in flat(item)]
+    return [] if value is None else [value]

@@ -22,9 +22,9 @@ from ..rules.decision import may_lower
 from ..state.devices import choose, device_supports, verdict, warn_if_slow
 from ..state.in_force import in_force, under
 from ..state.state import EagerPolicy, State, device_policies, policies_of
-from .recording import Recording, Rerun, arguments_of, is_float, make_ready, record, unchanged
+from .recording import Recording, arguments_of, is_float, make_ready, record, unchanged
 from .records import OpRecord
-from .report import Shown, print_table, text_table
+from .report import Shown, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,11 +36,7 @@ ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 @dataclass(frozen=True)
 class OperatorError:
-    """The errors of one operator against FP32.
-
-    Errors are relative: the 2-norm of the difference over that of FP32. They are infinite where FP32 is finite and low
-    precision is not, and where FP32 gives only zeros and low precision something else.
-    """
+    """The errors of one operator against FP32, in the relative 2-norm; infinite where only FP32 is finite, or zero."""
 
     name: str  # in the graph; in code that is not hybridized that of its block and kind
     op: str
@@ -79,8 +75,11 @@ class Comparison(Shown):
         """The first operator whose output is infinitely far from FP32; None where there is none."""
         return next((item for item in self.operators if np.isinf(item.accumulated)), None)
 
-    def table(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> Table:
-        """Return a table for rich, worst operators first; parameters and errors are those of :meth:`worst`."""
+    def table(self, by: str = "accumulated", count: int = 15, *, wide: bool = False) -> Table:
+        """Return a table for rich, worst operators first; ``by`` and ``count`` are those of :meth:`worst`.
+
+        ``wide``: with kinds and blocks.
+        """
         worst = self.worst(count, by)
         lines = [{"operator": item.name, **({"kind": item.op, "block": item.block} if wide else {}), "type": item.dtype,
                   **{order.replace("_", " "): _number(getattr(item, order)) for order in ORDERS}} for item in worst]
@@ -98,13 +97,6 @@ class Comparison(Shown):
         return (f"{low} of {len(self.operators)} operators in {self.dtype}; outputs differ from float32 by "
                 f"{', '.join(map(_number, self.outputs))}{told} (relative 2-norm){blamed}")
 
-    def print(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> None:
-        """Print :meth:`table`, as wide as the terminal, or with kinds and blocks and as wide as it is."""
-        print_table(self.table(by, count, wide), wide)
-
-    def __rich__(self) -> Table:
-        return self.table(count=20)
-
 
 def _number(error: float) -> str:
     return "" if np.isnan(error) else f"{error:.2g}"
@@ -119,8 +111,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
             gradients: bool = True) -> Comparison:
     """Run a network in FP32 and in mixed precision on the same data, and compare every operator.
 
-    Random operators draw the same numbers in both runs: MXNet's random numbers are seeded. Parameters, their gradients
-    and running statistics stay as they are.
+    Random operators draw the same numbers. Parameters, their gradients and running statistics stay as they are.
 
     Parameters
     ----------
@@ -129,11 +120,9 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     data : NDArray or tuple
         The arguments of its call: a small batch, since all intermediate results are kept, twice.
     loss : callable, optional
-        Takes what the network returns and gives the loss to differentiate. Without it the gradients are those of the
-        outputs multiplied by random numbers of a normal distribution, and added.
+        Takes what the network returns and gives the loss to differentiate; without it that is a random sum of outputs.
     target_dtype : {'float16', 'bfloat16'}, optional
-        The low-precision type. Without it and ``policy`` the setting of :func:`~gluon_amp.init` holds where AMP is on,
-        else the device's type.
+        The type; without it and ``policy`` that of :func:`~gluon_amp.init` where AMP is on, else the device's.
     policy : Policy, optional
         The policy to compare, such as one of :func:`~gluon_amp.search_exclusions`.
     loss_scale : float
@@ -147,18 +136,6 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     -------
     Comparison
         Print it.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> net = mx.gluon.nn.Dense(4, in_units=8)
-    >>> net.initialize()
-    >>> comparison = amp.compare(net, mx.nd.ones((2, 8)), target_dtype='float16')
-    >>> [(item.op, item.dtype) for item in comparison.operators]
-    [('FullyConnected', 'float16')]
-    >>> comparison.outputs[0] < 0.001
-    True
     """
     if target_dtype is not None and policy is not None:
         raise PolicyError("expected target_dtype or policy, received both: a policy has its type")
@@ -191,31 +168,34 @@ def run_both(net: Block, arguments: Sequence[Any], state: State, train_mode: boo
              loss: Callable[[Any], NDArray] | None = None) -> tuple[Recording, Recording]:
     """Run a network in FP32 and in a state with the same random numbers; without a scale there is no backward pass."""
     def run(state: State | None) -> Recording:
+        random = np.random.RandomState(SEED)
         with unchanged(net), under(state):
             mx.random.seed(SEED)
             made = record(partial(net, *arguments), net, train_mode=train_mode, loss=None if scale is None else loss,
                           keep=True)
             if scale is not None:
-                made.backward(_seeds(made, scale), scale)
+                values = [(array, np.ones(array.shape) if made.losses else random.normal(size=array.shape))
+                          for array in made.losses or made.outputs]
+                made.backward(((array, mx.nd.array(value * scale, ctx=array.context, dtype=array.dtype))
+                               for array, value in values), scale)
         return made
     return run(None), run(state)
-
-
-def _seeds(made: Recording, scale: float) -> Iterator[tuple[NDArray, NDArray]]:
-    """Yield the gradients that the backward pass begins with."""
-    random = np.random.RandomState(SEED)
-    for array in made.losses or made.outputs:
-        values = np.ones(array.shape) if made.losses else random.normal(size=array.shape)
-        yield array, mx.nd.array(values * scale, ctx=array.context, dtype=array.dtype)
 
 
 def _compared(fp32: Recording, mixed: Recording, state: State) -> Comparison:
     eager = state.eager(fp32.outputs)
     if eager is None:
         raise PolicyError("the policy is not for the device that the network is on")
-    rounded = _rounded(mixed)
-    rows = []
-    for wide, low in pairs(fp32, mixed):
+    rounded: dict[int, list[NDArray]] = {}  # outputs of operators in an imitated type, which compute in FP32
+    for each in mixed.records:
+        source = each.imitates
+        if source is not None and each.dtype == source.observed:
+            rounded.setdefault(id(source), list(source.outputs))[each.reads[0].output] = each.outputs[0]
+    rows, counterparts = [], {each.key: each for each in mixed.operators()}
+    for wide in fp32.operators():
+        low = counterparts.get(wide.key)
+        if low is None or not any(map(is_float, wide.outputs)):
+            continue
         is_low = low.precision == eager.target
         isolated = _isolated(wide, fp32, eager) if is_low and low.is_decided and wide.repeatable else (0.0, 0.0)
         rows.append(OperatorError(
@@ -226,24 +206,6 @@ def _compared(fp32: Recording, mixed: Recording, state: State) -> Comparison:
     return Comparison(eager.target, tuple(rows), tuple(_difference(fp32, [a], mixed, [b])
                                                        for a, b in zip(fp32.outputs, mixed.outputs)),
                       dict(_parameter_errors(fp32, mixed)))
-
-
-def pairs(fp32: Recording, mixed: Recording) -> Iterator[tuple[OpRecord, OpRecord]]:
-    """Yield the operators of two runs that give floating-point values, each with its counterpart."""
-    in_mixed = {each.key: each for each in mixed.operators()}
-    for each in fp32.operators():
-        if each.key in in_mixed and any(map(is_float, each.outputs)):
-            yield each, in_mixed[each.key]
-
-
-def _rounded(made: Recording) -> dict[int, list[NDArray]]:
-    """Return the outputs of operators in an imitated type, which compute in FP32, after their rounding."""
-    rounded: dict[int, list[NDArray]] = {}
-    for each in made.records:
-        source = each.imitates
-        if source is not None and each.dtype == source.observed:
-            rounded.setdefault(id(source), list(source.outputs))[each.reads[0].output] = each.outputs[0]
-    return rounded
 
 
 def _parameter_errors(fp32: Recording, mixed: Recording) -> Iterator[tuple[str, float]]:
@@ -269,7 +231,7 @@ def lowers_alone(wide: OpRecord, policy: EagerPolicy) -> bool:
     return may_lower(policy.rule_of(wide.op, parameters(wide.attrs), wide.arguments[0].shape))
 
 
-def both_ways(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[Rerun, Rerun]:
+def both_ways(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[OpRecord, OpRecord]:
     """Run an operator of an FP32 run alone, in FP32 and in low precision, with the same random numbers."""
     mx.random.seed(SEED)
     plain = fp32.again(wide)
@@ -280,11 +242,9 @@ def both_ways(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[Rer
 def _difference(fp32: Recording, wide: Sequence[NDArray | None], other: Recording,
                 low: Sequence[NDArray | None]) -> float:
     """Return the relative error of several arrays together; NaN when there is none to compare."""
-    both = [(fp32.values(a).astype("float64"), _cut(other.values(b), a.shape)) for a, b in zip(wide, low)
-            if a is not None and b is not None and is_float(a) and is_float(b)]
+    both = []
+    for a, b in zip(wide, low):
+        if a is not None and b is not None and is_float(a) and is_float(b):
+            values = other.values(b)  # AMP may have appended channels
+            both.append((fp32.values(a).astype("float64"), values[tuple(map(slice, a.shape))] if a.shape else values))
     return relative_error(both) if both else float("nan")
-
-
-def _cut(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Leave out the channels that AMP appended."""
-    return values if values.shape == shape else values[tuple(slice(size) for size in shape)]

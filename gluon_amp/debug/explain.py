@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 from mxnet.gluon import Block
 
+from .. import checks
 from ..dtypes import FLOAT32, LOW_PRECISION
-from ..errors import GraphError, StateError, closest, expected
+from ..errors import GraphError, StateError, closest
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
 from ..state.in_force import in_force
 from .recording import planned
@@ -52,27 +53,16 @@ def explain(net: Block | Report, name: str, data: Any = None) -> Explanation:
     -------
     Explanation
         Print it.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> amp.init('bfloat16')
-    >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
-    >>> net.initialize()
-    >>> net.hybridize()
-    >>> print(amp.explain(net, 'fc_fwd', mx.nd.ones((2, 8))))
-    fc_fwd (FullyConnected, in block fc) runs in bfloat16: planned bfloat16, observed bfloat16
-      why     rule LOWER: bfloat16 matrix products run about 2x as fast as FP32
-      reads   data: float32, cast to bfloat16
-      ...
-    >>> amp.deinit()
     """
-    if not isinstance(name, str):
-        raise TypeError(expected("the name of an operator, block or parameter", "name", name))
+    checks.instance("name", name, str, "the name of an operator, block or parameter")
     records, device = _records(net, data)
     own = [each for each in records if not each.inserted]
-    rows = _named(name, own)
+    rows: list[OpRecord] = []
+    for fits in (lambda row: row.name == name,
+                 lambda row: bool(name) and (name in (row.block, row.path) or row.path.startswith(f"{name}.")),
+                 lambda row: any(read.name == name for read in row.inputs),
+                 lambda row: fnmatch.fnmatchcase(row.name, name)):
+        rows = rows or list(filter(fits, own))
     if not rows:
         known = [text for each in own for text in (each.name, each.block, each.path,
                                                    *(read.name for read in each.reads)) if text]
@@ -122,8 +112,7 @@ def _records(net: Any, data: Any) -> tuple[Sequence[OpRecord], str]:
     if isinstance(net, Report):
         state = in_force.current()
         return net.operators, "cpu" if state is None else state.key(net.device)
-    if not isinstance(net, Block):
-        raise TypeError(expected("a Gluon block", "net", net))
+    checks.instance("net", net, Block, "a Gluon block")
     records, device = planned(net)
     if not records:
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "
@@ -131,18 +120,9 @@ def _records(net: Any, data: Any) -> tuple[Sequence[OpRecord], str]:
     return records, device
 
 
-def _named(name: str, records: Sequence[OpRecord]) -> list[OpRecord]:
-    matches: Sequence[Callable[[OpRecord], bool]] = (
-        lambda row: row.name == name,
-        lambda row: bool(name) and (row.block == name or row.path == name or row.path.startswith(f"{name}.")),
-        lambda row: any(read.name == name for read in row.inputs),
-        lambda row: fnmatch.fnmatchcase(row.name, name))
-    return next((found for fits in matches for found in [[row for row in records if fits(row)]] if found), [])
-
-
 def _explained(row: OpRecord, rows: Sequence[OpRecord], policy: Policy | None) -> OperatorExplanation:
     in_fp32 = policy is not None and not policy.lowers
-    target = next((other.precision for other in rows if _is_low(other)),
+    target = next((other.precision for other in rows if other.precision in LOW_PRECISION),
                   None if policy is None or in_fp32 else policy.target_dtype)
     reads = tuple(f"{read.name}: {read.source_dtype}{f', cast to {read.dtype}' if read.is_cast else ''}"
                   for read in row.inputs)
@@ -166,10 +146,6 @@ def _fp32_inputs(row: OpRecord) -> list[str]:
     return [read.name for read in row.inputs if read.source_dtype == FLOAT32]
 
 
-def _is_low(row: OpRecord) -> bool:
-    return row.precision in LOW_PRECISION
-
-
 def _remedies(row: OpRecord, target: str | None) -> Iterator[str]:
     """Say how to change an operator's precision; ``target`` is the low-precision type."""
     if not row.rule:
@@ -177,7 +153,7 @@ def _remedies(row: OpRecord, target: str | None) -> Iterator[str]:
                "original: amp.convert_hybrid_block(net, exclude=...)")
     elif row.rule == KEEP:
         yield "the program itself chooses its type"
-    elif _is_low(row):
+    elif row.precision in LOW_PRECISION:
         if row.block:
             yield f"amp.exclude({row.block!r}) keeps its block in FP32"
         yield f"amp.init(fp32_ops=[{row.op!r}]) keeps all operators of its kind in FP32"

@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -26,7 +26,7 @@ from ..session.autocast import custom_fwd
 from ..state.in_force import in_force, under
 from ..state.state import State
 from ..training.trainer_scaler import attached_to
-from .recording import Recording, Rerun, float_arrays, is_float, record, unchanged
+from .recording import Recording, float_arrays, is_float, record, unchanged
 from .records import OpRecord
 
 _logger = logging.getLogger("gluon_amp")
@@ -180,7 +180,7 @@ class _Probe(autograd.Function):
         return gradient
 
 
-class OverflowTracer:
+class OverflowTracer(AbstractContextManager):
     """Runs every skipped step of a trainer once more and finds what overflowed; made by :func:`trace_overflow`."""
 
     def __init__(self, net: Block, trainer: gluon.Trainer, limit: int):
@@ -202,9 +202,6 @@ class OverflowTracer:
         """Stop tracing; the network and the trainer are then as before."""
         self._stack.close()
         self._calls = []
-
-    def __enter__(self) -> OverflowTracer:
-        return self
 
     def __exit__(self, *details: Any) -> None:
         self.close()
@@ -250,20 +247,16 @@ class OverflowTracer:
             with unchanged(self.net), under(call.state):
                 run = record(partial(self.net, *call.arguments), self.net, train_mode=call.train_mode,
                              keep=True)
-            run.backward(_seeds(run, call), trainers.attached(self.trainer).applied)
+            seeds = [(array, cast_arrays(gradient, _dtype_of(array)))
+                     for array, gradient in zip(run.outputs, call.gradients) if gradient is not None]
+            for array, gradient in zip(run.outputs, call.gradients):
+                source = run.source(array)
+                if gradient is None and source is not None and source[0].kernel in IGNORE_GRADIENT:
+                    seeds.append((array, mx.nd.ones_like(array)))  # MXNet computes none for it
+            run.backward(seeds, trainers.attached(self.trainer).applied)
         finally:
             self._runs_again = False
         return run
-
-
-def _seeds(run: Recording, call: _Call) -> Iterator[tuple[NDArray, NDArray]]:
-    """Yield outputs and their gradients, which the backward pass begins with."""
-    for array, gradient in zip(run.outputs, call.gradients):
-        source = run.source(array)
-        if gradient is not None:
-            yield array, cast_arrays(gradient, _dtype_of(array))
-        elif source is not None and source[0].kernel in IGNORE_GRADIENT:  # MXNet computes none for it
-            yield array, mx.nd.ones_like(array)
 
 
 def _dtype_of(array: NDArray) -> str:
@@ -273,9 +266,9 @@ def _dtype_of(array: NDArray) -> str:
 def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> OverflowTracer:
     """Report for every skipped step, from now on, which operator gave the first inf or NaN.
 
-    The network's calls of the step run once more, operator by operator, just before the trainer discards the step. The
-    report goes to the ``gluon_amp`` log as a warning, in full for the first step of each fault, and to ``reports``.
-    Parameters, gradients and running statistics stay as they are; random operators draw new numbers.
+    The network's calls of the step run once more, operator by operator, before the trainer discards the step. Reports
+    go to ``reports``, and to the ``gluon_amp`` log, in full for the first step of each fault. Parameters, gradients and
+    running statistics stay as they are; random operators draw new numbers.
 
     Parameters
     ----------
@@ -284,26 +277,13 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     trainer : gluon.Trainer
         After :func:`~gluon_amp.init_trainer`.
     limit : int
-        How many skipped steps to look into. With dynamic loss scaling some are normal: the scaler
-        looks for the largest scale that fits.
+        How many skipped steps to look into; with dynamic loss scaling some are normal.
 
     Returns
     -------
     OverflowTracer
-        Holds the reports; a context manager, or to be closed by ``close()``. Until then every training step keeps its
-        inputs and copies the gradients of the network's outputs.
-
-    Examples
-    --------
-    ::
-
-        tracer = amp.trace_overflow(net, trainer)
-        for data, label in batches:
-            ...
-            trainer.step(batch_size)
-        for report in tracer.reports:
-            print(report.block, report.phase)
-        tracer.close()
+        A context manager, or to be closed by ``close()``. Until then every step keeps its inputs and copies the
+        gradients of the network's outputs.
     """
     checks.instance("net", net, Block, "a Gluon block")
     attached_to(trainer, "trace_overflow")
@@ -404,11 +384,8 @@ class _Locator:
         """Attribute a cast of AMP to the operator that gave the value, or to the one that reads it."""
         if not row.rounds:
             return _Culprit(phase, row)
-        writer: OpRecord | None = row
-        while writer is not None and writer.inserted:
-            writer = writer.reads[0].source if writer.reads else None
-        if phase == FORWARD and writer is not None:
-            return _Culprit(phase, writer, row)
+        if phase == FORWARD and row.own is not None:
+            return _Culprit(phase, row.own, row)
         reader = self._reader(row)
         for position, array in enumerate(self.run.outputs):
             if reader.inserted and self.run.source(array) == (reader, 0):  # the last cast of all
@@ -449,8 +426,8 @@ class _Locator:
         reads = [f"input {position}, {read.name}" for position, read in enumerate(row.inputs)]
         gives = [f"output {number}" for number in range(len(row.outputs))] if len(row.outputs) > 1 else ["output"]
         # An operator that cannot run again gave FP32, where it was rounded afterwards.
-        fp32 = (self.run.again(row) if row.repeatable else Rerun([], []) if rounding is None else
-                Rerun(list(row.outputs), list(row.input_gradients)))
+        fp32 = (self.run.again(row) if row.repeatable else row if rounding is not None else
+                replace(row, outputs=(), input_gradients=()))
         return make(operator=row.name, op=row.op, block=row.block, inputs=self._measured(reads, row.arguments),
                     outputs=self._measured(gives, row.outputs),
                     gradients=self._measured(gives, row.gradients) if backward else (),

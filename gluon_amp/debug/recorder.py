@@ -1,24 +1,16 @@
-"""Hear of everything that the current thread runs: operators, graphs, and their blocks.
-
-For as long as it is heard these names are replaced, beside those of ``hooks``:
-
-- the invoke function, on both sides of AMP's: what the program calls, and what runs in the end, casts included,
-- ``RewritingCachedOp.__call__``: what a hybridized block's graph is called with,
-- ``Block.__call__``: which block operators belong to,
-- where every value is needed, what MXNet runs without an operator call, or into arrays made before: slices, copies,
-  ``autograd.Function``.
-"""
+"""Hear of everything that the current thread runs: operators, graphs, and their blocks."""
 from __future__ import annotations
 
 import functools
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators
+from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators, run_operator
 from ..context import Replaced
 from ..graph import CAST, Role
 from ..plan.cached_op import RewritingCachedOp
@@ -30,8 +22,6 @@ from ..state.state import EagerPolicy, twins
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
 _ROLES = {CAST: Role.CAST, "_mul_scalar": Role.IDENTITY}  # of what the eager applier inserts
-
-
 OnCall = Callable[..., Sequence[NDArray]]  # as Recording.called: runs an operator and returns its outputs
 OnGraph = Callable[["Block | None", RewritingCachedOp, Sequence[NDArray]], Any]  # runs a block's graph
 
@@ -39,6 +29,8 @@ OnGraph = Callable[["Block | None", RewritingCachedOp, Sequence[NDArray]], Any] 
 @contextmanager
 def heard(on_call: OnCall, on_graph: OnGraph, methods: bool = False) -> Iterator[None]:
     """Let functions run the current thread's operators and graphs in the body, and methods of arrays on request."""
+    # The invoke function is replaced on both sides of AMP's: what the program calls, and what runs in the end, casts
+    # included. Methods run without an operator call, or write into arrays made before: slices, copies, functions.
     replaced = Replaced()
     with hooks.kept_in_place(), hooks.invoke_replaced() as (original, put):
         recorder = _Recorder(on_call, on_graph, original)
@@ -58,17 +50,17 @@ def _names() -> Mapping[int, str]:
     return {handle_of(name): name for name in set(registered_operators().values())}
 
 
+@dataclass
 class _Recorder:
     """Follows the current thread's calls."""
 
-    def __init__(self, on_call: OnCall, on_graph: OnGraph, original: Invoke):
-        self.on_call = on_call
-        self.on_graph = on_graph
-        self.original = original
-        self.thread = threading.get_ident()
-        self.whole: list[Any] = []  # the calls that are recorded as a whole and that are under way
-        self.blocks: list[Block | None] = [None]
-        self.called: list[int] = []  # the operators that the program called and that are under way
+    on_call: OnCall
+    on_graph: OnGraph
+    original: Invoke
+    thread: int = field(default_factory=threading.get_ident)
+    whole: list[Any] = field(default_factory=list)  # the calls that are recorded as a whole and that are under way
+    blocks: list[Block | None] = field(default_factory=lambda: [None])
+    called: list[int] = field(default_factory=list)  # the operators that the program called and that are under way
 
     def _listens(self) -> bool:
         return not self.whole and threading.get_ident() == self.thread
@@ -141,13 +133,11 @@ class _Recorder:
                 kinds.append(type(result))
                 results = result if isinstance(result, (list, tuple)) else [result]
                 # What is handed back as it is has no operator to differentiate.
-                return [self._copied(item) if any(item is array for array in arrays) else item for item in results]
+                return [run_operator(self.original, "_copy", [item], {}) if any(item is array for array in arrays)
+                        else item for item in results]
             outputs = self.on_call(name, name, self.blocks[-1], [args[i] for i in positions], compute, is_whole=True)
             return kinds[0](outputs) if kinds[0] in (list, tuple) else outputs[0]
         return call
-
-    def _copied(self, array: NDArray) -> NDArray:
-        return self.original(handle_of("_copy"), [array], [], [], None, False, False)
 
 
 @contextmanager

@@ -1,14 +1,10 @@
-"""Run a network and record every operator, with its time, values and gradients on request.
-
-Graphs of hybridized blocks run operator by operator; where gradients are wanted, each on arrays cut off from the
-operators that made them: MXNet's own backward of each runs alone then, and what every operator adds to every gradient
-is known.
-"""
+"""Run a network and record every operator, with its time, values and gradients on request."""
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from dataclasses import replace
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -18,15 +14,16 @@ from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from .. import checks
 from .._mxnet.arrays import map_arrays, wait_for_statistics
 from .._mxnet.blocks import without_a_trace
-from .._mxnet.engine import Stopwatch, serialize_execution
-from .._mxnet.invoke import UpstreamCachedOp, original_invoke, run_operator
+from .._mxnet.engine import Program, Stopwatch
+from .._mxnet.invoke import original_invoke, run_operator
 from .._mxnet.symbols import NumpySymbol, dtype_name, from_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..eager.loss_scale import loss_scale
 from ..errors import StateError, expected
-from ..graph import CAST, Entry, Graph, Node, Role
+from ..graph import CAST, VARIABLE, Entry, Graph, Node, Role
 from ..graph.attrs import parameters
 from ..passes.gradients import is_scale
 from ..plan.cached_op import RewritingCachedOp, prepared_operations
@@ -36,14 +33,12 @@ from .recorder import Compute, heard
 from .records import FLOATS, OpRecord, Places, Read, count_casts, observe, observe_call, of_graph
 
 
-def record(call: Callable[[], Any], net: Block | None, *, records: bool = True, train_mode: bool = True,
+def record(call: Callable[[], Any], net: Block, *, records: bool = True, train_mode: bool = True,
            loss: Callable[[Any], NDArray] | None = None, differentiates: bool = True, ranges: bool = False,
            keep: bool = False, stopwatch: Stopwatch | None = None) -> Recording:
-    """Call a network, and then a loss of its result, and record every operator.
-
-    ``records``: autograd records the run. ``differentiates``: ``backward`` may be called. ``ranges``: the largest
-    values are noted. ``keep``: all values are kept. ``stopwatch``: operators are timed, in the backward pass, too.
-    """
+    """Call a network, and then a loss of its result, and record every operator."""
+    # ``records``: autograd does; ``differentiates``: ``backward`` may be called; ``ranges``: the largest values are
+    # noted; ``keep``: all values are kept.
     made = Recording(net, ranges, keep, differentiates, stopwatch)
     recording = autograd.record if records else autograd.pause
     with heard(made.called, made.graph_called, methods=differentiates), recording(train_mode=train_mode):
@@ -59,7 +54,7 @@ def record(call: Callable[[], Any], net: Block | None, *, records: bool = True, 
 class Recording:
     """What one run of a network did: its operators in the order in which they ran."""
 
-    def __init__(self, net: Block | None, ranges: bool, keep: bool, differentiates: bool, stopwatch: Stopwatch | None):
+    def __init__(self, net: Block, ranges: bool, keep: bool, differentiates: bool, stopwatch: Stopwatch | None):
         self.records: list[OpRecord] = []
         self.count = 0  # how many of them ran in the network: the others are of the loss
         self.outputs: list[NDArray] = []  # the floating-point ones, nested results flattened
@@ -69,7 +64,9 @@ class Recording:
         self.other_milliseconds = 0.0  # of what belongs to no operator, such as sums of gradients
         self.parameter_gradients: dict[str, NDArray] = {}
         self._ranges, self._keep, self._differentiates, self._stopwatch = ranges, keep, differentiates, stopwatch
-        self._names, self._places = parameter_names(net), Places(net)
+        self._names = {id(array): name for name, parameter in net.collect_params().items()
+                       for array in parameter.list_data()}
+        self._places = Places(net)
         self._producers: dict[int, tuple[NDArray, OpRecord, int]] = {}  # by the id of an array, which is kept alive
         self._counts: Counter[str] = Counter()
 
@@ -80,11 +77,8 @@ class Recording:
     def called(self, op: str, called: str, around: Block | None, inputs: Sequence[NDArray], compute: Compute,
                attrs: Mapping[str, str] | None = None, role: Role = Role.OWN, policy: Policy | None = None,
                decision: Decision | None = None, writes: bool = False, is_whole: bool = False) -> Sequence[NDArray]:
-        """Run an operator that was called by itself.
-
-        ``called``: its name in the program, or of what AMP inserted; ``decision``: None where AMP has no say;
-        ``writes``: into arrays that were made before; ``is_whole``: a method of arrays, or another call as a whole.
-        """
+        """Run an operator that was called by itself, under a name in the program, or of what AMP inserted."""
+        # ``writes``: into arrays that were made before; ``is_whole``: a method of arrays, or another call as a whole.
         self._note(inputs, policy)
         block, path = self._places.of("", around, in_graph=False)
         name = f"{block}/{called}"
@@ -94,7 +88,7 @@ class Recording:
                         None, None, block, path, decision=decision, repeatable=not is_whole)
         self._counts[name] += 1
         outputs = self._run(made, inputs, compute, writes)
-        observe_call(made, [dtype_name(array.dtype) for array in outputs], [array.shape for array in outputs], policy)
+        observe_call(made, dtype_name(outputs[0].dtype), outputs[0].shape, policy)
         if not (writes and self._differentiates):
             self._producers.update((id(array), (array, made, i)) for i, array in enumerate(outputs))
         return outputs
@@ -145,8 +139,9 @@ class Recording:
         if not self._differentiates or writes:
             outputs = list(compute(inputs))
         else:
-            made.marked = [autograd.is_recording() and _is_differentiable(array, read)
-                           for array, read in zip(inputs, made.reads)]
+            made.marked = [autograd.is_recording() and is_float(array) and (
+                array.grad is not None if read.source is None else bool(read.source.recorded))
+                for array, read in zip(inputs, made.reads)]
             # MXNet ties all operators that read an array into one graph, a constant too: each gets its own handle.
             leaves = [_leaf_of(array) if mark else array.detach() for array, mark in zip(inputs, made.marked)]
             outputs = list(compute(leaves))
@@ -197,8 +192,10 @@ class Recording:
         if node.extra:  # operators with graphs inside, such as loops
             return _cached(node, graph_attrs)
         attrs = parameters(node.attrs)
-        if not node.inputs:
-            attrs.update(_made_from_nothing(node, context))
+        if not node.inputs and context.device_type != "cpu":
+            attrs["ctx"] = str(context)
+        if not node.inputs and "shape" in attrs and node.shapes and node.shapes[0]:  # it may have been left open
+            attrs["shape"] = str(node.shapes[0])
         return lambda inputs: self.call(node.op, inputs, attrs)
 
     def call(self, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any]) -> list[NDArray]:
@@ -241,18 +238,18 @@ class Recording:
         totals[key] = gradient
 
     def again(self, made: OpRecord, run: Callable[..., Sequence[NDArray]] | None = None,
-              as_cast: bool = False) -> Rerun:
+              as_cast: bool = False) -> OpRecord:
         """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients."""
         # ``run`` takes its name, inputs and parameters; MXNet's kernel without it. ``as_cast``: on inputs after casts.
-        given = made.arguments if as_cast else [made.original(position)[0] for position in range(len(made.arguments))]
-        arrays = list(map(self.in_fp32, given))
+        arrays = list(map(self.in_fp32, made.arguments if as_cast else made.originals))
         inputs = [_leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, made.marked)]
         attrs = parameters(made.attrs)
         with autograd.record(train_mode=made.training) if any(made.marked) else autograd.pause(made.training):
             outputs = list((run or self.call)(made.kernel, inputs, attrs))
         heads = [(output, self.in_fp32(gradient)) for output, gradient in zip(outputs, made.gradients)
                  if gradient is not None]
-        return Rerun([array.detach() for array in outputs], _per_input(heads, inputs, made))
+        return replace(made, outputs=[array.detach() for array in outputs],
+                       input_gradients=_per_input(heads, inputs, made))
 
     def in_fp32(self, array: NDArray) -> NDArray:
         """Return an array as it is, or cast up from low precision."""
@@ -268,37 +265,20 @@ class Recording:
         return (self.in_fp32(array) if dtype_name(array.dtype) == BFLOAT16 else array).asnumpy()
 
 
-class Rerun(NamedTuple):
-    """The results of an operator that ran alone: its outputs, and its part in the gradient of each input."""
-
-    outputs: list[NDArray]
-    input_gradients: list[NDArray | None]
-
-
-def _is_differentiable(array: NDArray, read: Read) -> bool:
-    return is_float(array) and (bool(read.source.recorded) if read.source is not None else array.grad is not None)
-
-
 def _per_input(heads: Sequence[tuple[NDArray, NDArray]], inputs: Sequence[NDArray],
                made: OpRecord) -> list[NDArray | None]:
     """Return the gradient of each input, None where there is none, from outputs and their gradients."""
     leaves = [array for array, mark in zip(inputs, made.marked) if mark]
-    gradients = iter(_gradients_of(heads, leaves, made.training) if heads and leaves else [None] * len(made.marked))
-    return [next(gradients) if mark else None for mark in made.marked]
-
-
-def _gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDArray],
-                 training: bool) -> list[NDArray | None]:
-    """Return the gradients of marked arrays; None for all where the operator has no gradient."""
-    outputs, gradients = zip(*heads)
-    try:
-        per_leaf = autograd.grad(list(outputs), list(leaves), head_grads=list(gradients), retain_graph=False,
-                                 train_mode=training)
-    except mx.MXNetError as error:
-        if "non-differentiable" not in str(error):
-            raise
-        return [None] * len(leaves)
-    return [array.tostype("default") if isinstance(array, BaseSparseNDArray) else array for array in per_leaf]
+    gradients = [None] * len(leaves)
+    if heads and leaves:
+        outputs, given = map(list, zip(*heads))
+        try:
+            gradients = autograd.grad(outputs, leaves, head_grads=given, retain_graph=False, train_mode=made.training)
+        except mx.MXNetError as error:  # the operator has no gradient
+            if "non-differentiable" not in str(error):
+                raise
+    dense = (array.tostype("default") if isinstance(array, BaseSparseNDArray) else array for array in gradients)
+    return [next(dense) if mark else None for mark in made.marked]
 
 
 def _leaf_of(array: NDArray) -> NDArray:
@@ -308,26 +288,16 @@ def _leaf_of(array: NDArray) -> NDArray:
     return leaf
 
 
-def _made_from_nothing(node: Node, context: mx.Context) -> dict[str, str]:
-    """Return what an operator without inputs gets from the graph around it: its device, and its shape if open."""
-    shape = node.shapes[0] if node.shapes else None
-    attrs = {} if context.device_type == "cpu" else {"ctx": str(context)}
-    return {**attrs, "shape": str(shape)} if "shape" in node.attrs and shape else attrs
-
-
 def _cached(node: Node, graph_attrs: dict[str, Any]) -> Compute:
-    """Make a cached op of one node; without MXNet's version among the attributes of its graph MXNet adds inputs."""
-    inputs = [Entry(Node("null", f"input{i}")) for i in range(len(node.inputs))]
-    alone = Node(node.op, node.name, node.attrs, inputs, node.num_outputs, node.extra)
-    symbol = from_graph(Graph([Entry(alone, i) for i in range(node.num_outputs)], graph_attrs), mx.sym.Variable("like"))
-    order = [int(name[len("input"):]) for name in symbol.list_inputs()]
-    operation = UpstreamCachedOp(symbol)
-    serialize_execution(operation)
+    """Make a program of one node; without MXNet's version among the attributes of its graph MXNet adds inputs."""
+    names = [f"input{i}" for i in range(len(node.inputs))]
+    alone = replace(node, inputs=[Entry(Node(VARIABLE, name)) for name in names], after=[])
+    program = Program(from_graph(Graph([Entry(alone, i) for i in range(node.num_outputs)], graph_attrs),
+                                 mx.sym.Variable("like")), {})
 
     def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
         mx.nd.waitall()  # as well for the layouts of what it reads
-        outputs = operation(*(arrays[i] for i in order))
-        return outputs if isinstance(outputs, list) else [outputs]
+        return program(dict(zip(names, arrays)))
     return compute
 
 
@@ -369,16 +339,9 @@ def arguments_of(data: Any) -> tuple:
     return arguments
 
 
-def parameter_names(net: Block | None) -> dict[int, str]:
-    """Map the ``id`` of parameters' arrays, on all contexts, to the parameters' names."""
-    items = net.collect_params().items() if net is not None else ()
-    return {id(array): name for name, parameter in items for array in parameter.list_data()}
-
-
 def make_ready(net: Block, arguments: Sequence[Any]) -> None:
     """Give a shape to parameters that wait for their first data; refuse those that are not initialized."""
-    if not isinstance(net, Block):
-        raise TypeError(expected("a Gluon block", "net", net))
+    checks.instance("net", net, Block, "a Gluon block")
     try:
         for parameter in net.collect_params().values():
             parameter.list_data()

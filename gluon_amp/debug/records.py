@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet.blocks import Owners, block_tree
 from ..dtypes import FLOAT32, INT8, LOW_PRECISION
-from ..graph import CAST, Entry, Graph, Node, Role
+from ..graph import CAST, VARIABLE, Entry, Graph, Node, Role
 from ..graph.attrs import INT8_CASTS, NOTE, is_in_int8, is_set
 from ..rules import KEEP, Cause, Decision, Policy, precision
 from ..rules.tables import as_table, bfloat16, groups
@@ -34,10 +34,10 @@ Count = Callable[[Shaped], int]
 
 def flops(node: Node) -> int:
     """Count the floating-point operations of an operator's forward pass."""
-    count = _FUSED.get(node.op) or MATRIX_OPERATORS.get(node.kind)
-    inputs, output = [entry.shape for entry in node.inputs], node.shapes[0] if node.shapes else None
+    count, output = MATRIX_OPERATORS.get(node.kind), node.shapes[0] if node.shapes else None
+    inputs = [entry.shape for entry in node.inputs]
     if count is None:
-        return 0 if node.kind in _MOVES_DATA else max(prod(shape) if shape else 0 for shape in (output, *inputs[:1]))
+        return 0 if node.kind in _MOVES_DATA else max(prod(shape or (0,)) for shape in (output, *inputs[:1]))
     known = [shape for shape in inputs if shape is not None]
     return count(Shaped(node.attrs, known, output)) if output is not None and len(known) == len(inputs) else 0
 
@@ -64,16 +64,6 @@ def _recurrent(op: Shaped) -> int:
     widths = [width] + [hidden * directions] * (count - 1)
     return 2 * length * batch * sum(_GATES[op.attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
 
-
-def _attention(op: Shaped) -> int:
-    """Count both products of attention in C++."""
-    operands = op.attrs["operands"].split(",")
-    values = op.inputs[operands.index("values" if "values" in operands else "projections")]
-    return 4 * prod(op.output) * values[0 if op.attrs["layout"] == "interleaved" else 1]
-
-
-# Operators in C++ that take the place of several.
-_FUSED: Mapping[str, Count] = {"_gluon_amp_attention": _attention}
 
 # A weight is (output channels, input channels of a group, kernel...), whatever the order of the last ones.
 _CONVOLUTION = _sums(lambda op: prod(op.inputs[1][1:]))
@@ -225,16 +215,27 @@ class OpRecord:
         return self.name, self.count
 
     @property
+    def own(self) -> OpRecord | None:
+        """The program's operator whose result it gives, or hands on; None for casts of data and parameters."""
+        record: OpRecord | None = self
+        while record is not None and record.inserted:
+            record = record.reads[0].source if record.reads else None
+        return record
+
+    @property
     def inputs(self) -> tuple[Input, ...]:
         """The operator's inputs as the program made them."""
         return tuple(map(_input, self.reads))
 
-    def original(self, position: int) -> tuple[NDArray, OpRecord | None]:
-        """Return the array of an input as it was before AMP's casts, and the operator that gave it."""
-        array, source = self.arguments[position], self.reads[position].source
-        while source is not None and source.role in (Role.CAST, Role.ROUNDING, Role.IDENTITY):
-            array, source = source.arguments[0], source.reads[0].source
-        return array, source
+    @property
+    def originals(self) -> list[NDArray]:
+        """The arrays of its inputs as they were before AMP's casts."""
+        found = []
+        for array, read in zip(self.arguments, self.reads):
+            while read.source is not None and (read.source.rounds or read.source.role is Role.IDENTITY):
+                array, read = read.source.arguments[0], read.source.reads[0]
+            found.append(array)
+        return found
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name!r}: planned {self.planned}, observed {self.observed}>"
@@ -258,8 +259,8 @@ def _is_rounded(read: Read) -> bool:
 class Places:
     """Tells which block an operator belongs to: in a graph by the beginning of its name."""
 
-    def __init__(self, net: Block | None):
-        self._paths = {id(block): path for path, block in block_tree(net)} if net is not None else {}
+    def __init__(self, net: Block):
+        self._paths = {id(block): path for path, block in block_tree(net)}
         self._owners = Owners(net)
 
     def of(self, name: str, around: Block | None, in_graph: bool) -> tuple[str, str]:
@@ -304,15 +305,13 @@ def observe(record: OpRecord, dtype: str | None) -> None:
         record.imitates.observed = dtype
 
 
-def observe_call(record: OpRecord, dtypes: Sequence[str | None], shapes: Sequence[tuple[int, ...]],
-                 policy: Policy | None) -> None:
+def observe_call(record: OpRecord, dtype: str | None, shape: tuple[int, ...], policy: Policy | None) -> None:
     """Note what an operator gave that was called outside of graphs, and what was planned for it."""
-    record.dtype, record.shape = dtypes[0], shapes[0]
-    record.planned = _of_data(record.kernel, record.attrs, record.reads, record.dtype)
+    record.dtype, record.shape = dtype, shape
+    record.planned = _of_data(record.kernel, record.attrs, record.reads, dtype)
     if not record.inserted:
-        inputs = [Entry(Node("null", read.name, dtypes=[read.dtype], shapes=[read.shape])) for read in record.reads]
-        record.flops = flops(Node(record.kernel, record.name, dict(record.attrs), inputs, len(shapes),
-                                  dtypes=list(dtypes), shapes=list(shapes)))
+        inputs = [Entry(Node(VARIABLE, read.name, shapes=[read.shape])) for read in record.reads]
+        record.flops = flops(Node(record.kernel, record.name, dict(record.attrs), inputs, shapes=[shape]))
     if policy is not None and not record.inserted and record.decision is not None and record.is_decided:
         # An input that was cast up for this call alone stands for the imitated type.
         types = [(read.source.reads[0] if _is_rounded(read) and read.source else read).dtype for read in record.reads]
@@ -343,9 +342,7 @@ def count_casts(records: Sequence[OpRecord]) -> None:
             cast.bytes_converted = prod(cast.shape) * (_BYTES.get(str(cast.reads[0].dtype), 0)
                                                        + _BYTES.get(str(cast.dtype), 0))
         if cast.is_cast:
-            owner = readers.get(id(cast), cast.reads[0].source)
-            while owner is not None and owner.inserted:
-                owner = owner.reads[0].source if owner.reads else None
+            owner = readers.get(id(cast), cast.own)
             if owner is not None:
                 owner.casts += 1
                 owner.bytes_converted += cast.bytes_converted

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Collection, Iterator, Mapping, 
 import mxnet as mx
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
+from rich.filesize import decimal
 
 from .. import checks
 from .._mxnet.engine import Stopwatch
@@ -32,9 +33,7 @@ class Shown:
     """A result: one line where Python prints it, a table in notebooks, its summary as text."""
 
     summary: str
-
-    def __rich__(self) -> Table:
-        raise NotImplementedError
+    table: Callable[..., Table]
 
     def _repr_mimebundle_(self, include: Any = (), exclude: Any = (), **_: Any) -> dict[str, str]:
         return self.__rich__()._repr_mimebundle_(include, exclude)
@@ -49,6 +48,20 @@ class Shown:
     def headline(self) -> str:
         """The first line of the summary."""
         return self.summary.partition("\n")[0]
+
+    def print(self, *by: str, wide: bool = False, **others: Any) -> None:
+        """Print the ``table`` of the same arguments as wide as the terminal; a wide one as wide as it is."""
+        from rich.console import Console
+
+        console, table = Console(), self.table(*by, wide=wide, **others)
+        width = console.width if console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ else _WIDTH
+        # Names of operators are never broken.
+        names = [len(str(cell)) for column in table.columns[:1] for cell in column.cells]
+        least = max(names, default=0) + 4 * len(table.columns)
+        Console(width=_UNLIMITED if wide else max(width, least)).print(table)
+
+    def __rich__(self) -> Table:
+        return self.table()
 
 
 def text_table(lines: Sequence[Mapping[str, str]], numbers: Collection[str], summary: str,
@@ -67,17 +80,6 @@ def text_table(lines: Sequence[Mapping[str, str]], numbers: Collection[str], sum
     return table
 
 
-def print_table(table: Table, wide: bool) -> None:
-    """Print a table as wide as the terminal, or as wide as it is; names of operators are never broken."""
-    from rich.console import Console
-
-    console = Console()
-    width = console.width if console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ else _WIDTH
-    names = [len(str(cell)) for column in table.columns[:1] for cell in column.cells]
-    least = max(names, default=0) + 4 * len(table.columns)
-    Console(width=_UNLIMITED if wide else max(width, least)).print(table)
-
-
 LOW = (*LOW_PRECISION, INT8)
 _TIMED_RUNS = 3  # after one that makes kernels
 _WORTH_SAYING, _MUCH = 0.02, 0.1  # parts of the arithmetic, or of the time
@@ -90,8 +92,8 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
            loss: Callable[[Any], NDArray] | None = None) -> Report:
     """Run a network once and say what mixed precision did to it, operator by operator, and what to do about it.
 
-    Hybridized blocks are reported as the graphs that they run, other code as the operators that were called, converted
-    networks as they are. The network is left as it was.
+    Hybridized blocks are reported as the graphs that they run, other code as it is called. The network is left as it
+    was.
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
     data : NDArray, or sequence of them
         The argument of the network's call, or all its arguments in a tuple.
     train : bool
-        Run as in training: ``autograd.record`` is on. Running statistics and gradients are put back afterwards.
+        Run as in training; running statistics and gradients are put back afterwards.
     time : bool
         Take the time of every operator with MXNet's profiler, which nothing else may use meanwhile: the median of three
         runs. With ``train`` the backward pass is part of it.
@@ -108,8 +110,7 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
         Look at the largest value of every operator, and with ``train`` at the largest gradient: the summary says how
         near they are to the limits of the type, and which loss scale fits.
     loss : callable, optional
-        Takes what the network returns and gives the loss that the backward pass begins with; the sum of the outputs
-        without.
+        Takes what the network returns and gives the loss; the backward pass begins with the sum of the outputs without.
 
     Returns
     -------
@@ -219,10 +220,9 @@ class Report(Shown):
         """Whether AMP was off, and nothing ran in low precision by itself."""
         return not (self.target_dtypes or self.reason or any(row.precision in LOW for row in self.operators))
 
-    def arithmetic_share(self, dtype: str | None = None) -> float:
-        """Return the share of the arithmetic, 0 to 1, that runs in a type; by default in any low-precision type."""
-        wanted = LOW if dtype is None else (dtype,)
-        return sum(row.flops for row in self.operators if row.precision in wanted) / (self.flops or 1)
+    def arithmetic_share(self) -> float:
+        """Return the share of the arithmetic, 0 to 1, that runs in low precision."""
+        return sum(row.flops for row in self.operators if row.precision in LOW) / (self.flops or 1)
 
     @property
     def measure(self) -> str:
@@ -238,59 +238,45 @@ class Report(Shown):
     @property
     def summary(self) -> str:  # type: ignore[override]
         """At most six lines: what runs low, what stays wide and why, whether values fit, and what to do next."""
-        return _summarized(self)
+        remedy = next(_remedies(self), "")
+        lines = (_counts(self), _wide(self), _attention(self), _values(self), _loss_scale(self),
+                 remedy and f"Next: {remedy}")
+        return "\n".join(filter(None, lines))
 
-    def table(self, by: str = "operator", wide: bool = False) -> Table:
+    def table(self, by: str = "operator", *, wide: bool = False) -> Table:
         """Return a table for rich, with the summary around it: a line per ``'operator'``, ``'block'`` or ``'op'``.
 
         ``wide``: a line per operator has blocks, what was planned, bytes converted, rules and reasons, too.
         """
-        if by not in ("operator", *_GROUPS):
+        if by not in ("operator", "block", "op"):
             raise ValueError(expected("'operator', 'block' or 'op'", "by", by))
-        if by != "operator":
-            return text_table(list(self._group_lines(by)), _NUMBERS, self.summary)
-        red = [number for number, row in enumerate(self.operators) if row in self.mismatches]
-        return text_table([self._line(row, wide) for row in self.operators], _NUMBERS, self.summary, red)
-
-    def _line(self, row: OpRecord, wide: bool) -> dict[str, str]:
-        return {"operator": row.name, "kind": f"{row.op} (C++)" if row.native else row.op,
-                **({"block": row.path or row.block, "planned": str(row.planned)} if wide else {}),
-                "observed": str(row.observed), **self._shares([row], wide),
-                **({"rule": row.rule, "reason": row.reason} if wide else {})}
-
-    def _group_lines(self, by: str) -> Iterator[dict[str, str]]:
+        if by == "operator":
+            lines = [{by: row.name, "kind": f"{row.op} (C++)" if row.native else row.op,
+                      **({"block": row.path or row.block, "planned": str(row.planned)} if wide else {}),
+                      "observed": str(row.observed), **self._shares([row], wide),
+                      **({"rule": row.rule, "reason": row.reason} if wide else {})} for row in self.operators]
+            red = [number for number, row in enumerate(self.operators) if row in self.mismatches]
+            return text_table(lines, _NUMBERS, self.summary, red)
         groups: dict[str, list[OpRecord]] = defaultdict(list)
         for row in self.operators:
-            groups[_GROUPS[by](row)].append(row)
-        for name, rows in sorted(groups.items(), key=lambda item: -sum(row.flops for row in item[1])):
-            low = sum(row.precision in LOW for row in rows)
-            yield {by: name, "operators": str(len(rows)), "in low precision": str(low), **self._shares(rows, True)}
+            groups[row.op if by == "op" else row.path or row.block].append(row)
+        lines = [{by: name, "operators": str(len(rows)),
+                  "in low precision": str(sum(row.precision in LOW for row in rows)), **self._shares(rows, True)}
+                 for name, rows in sorted(groups.items(), key=lambda item: -sum(row.flops for row in item[1]))]
+        return text_table(lines, _NUMBERS, self.summary)
 
     def _shares(self, rows: Sequence[OpRecord], wide: bool) -> dict[str, str]:
         casts = sum(row.casts for row in rows)
         converted = sum(row.bytes_converted for row in rows)
         return {"arithmetic": f"{sum(row.flops for row in rows) / (self.flops or 1):.1%}",
-                "casts": str(casts or ""), **({"converted": _size(converted) if casts else ""} if wide else {}),
+                "casts": str(casts or ""), **({"converted": decimal(converted) if casts else ""} if wide else {}),
                 **({"time": f"{self.share(rows):.1%}"} if self.timed else {})}
-
-    def print(self, by: str = "operator", wide: bool = False) -> None:
-        """Print :meth:`table`: as wide as the terminal, or with all columns and as wide as they are."""
-        print_table(self.table(by, wide), wide)
 
     def __rich__(self) -> Table:
         return self.table("op")
 
 
 _NUMBERS = ("arithmetic", "casts", "converted", "time", "operators", "in low precision")
-_GROUPS: dict[str, Callable[[OpRecord], str]] = {"block": lambda row: row.path or row.block, "op": lambda row: row.op}
-
-
-def _summarized(report: Report) -> str:
-    """Say in at most six lines what runs low, what stays wide and why, whether values fit, and what to do next."""
-    remedy = next(_remedies(report), "")
-    lines = (_counts(report), _wide(report), _attention(report), _values(report), _loss_scale(report),
-             remedy and f"Next: {remedy}")
-    return "\n".join(filter(None, lines))
 
 
 def _sentences(*texts: object) -> str:
@@ -305,7 +291,7 @@ def _counts(report: Report) -> str:
         f"float32: {report.reason}. All {len(rows)} operators run in FP32, {len(report.inserted)} were added to make "
         "them faster" if report.reason and not low else
         f"{len(low)} of {len(rows)} operators in {kinds}, {report.arithmetic_share():.0%} of the arithmetic, "
-        f"{len(report.casts)} casts ({_size(sum(row.bytes_converted for row in report.casts))})",
+        f"{len(report.casts)} casts ({decimal(sum(row.bytes_converted for row in report.casts))})",
         natively and f"{natively} of the operators ran in C++ of this package", report.is_off and "AMP is off",
         report.imitated and "Low precision is imitated, and its casts are not counted",
         report.disabled_passes and f"Passes that are off: {', '.join(report.disabled_passes)}")
@@ -404,10 +390,3 @@ def _parameters(report: Report) -> str:
         return f"for inference amp.convert_hybrid_block(net) casts {count} parameters once, not at each call"
     return (f"each call casts {count} parameters, whatever the size of the batch: one of {batch} is small"
             if count and batch < _SMALL_BATCH else "")
-
-
-def _size(count: int) -> str:
-    """Write a number of bytes."""
-    from rich.filesize import decimal
-
-    return decimal(count)

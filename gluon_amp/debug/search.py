@@ -31,14 +31,14 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
                       greater_is_better: bool = True, target_dtype: object = None, train_mode: bool = False) -> Policy:
     """Find a small set of operators to keep in FP32 so that a network is as accurate as wanted, cheaply.
 
-    Operators are ranked by what their rounding does to the results, against what they cost in FP32. Bisection finds how
-    many from the top of this ranking have to stay in FP32; then those that were not needed are taken out again.
+    Operators are ranked by what their rounding does to the results for what they cost in FP32; bisection finds how many
+    from the top have to stay.
 
     Parameters
     ----------
     net : Block
-        With initialized parameters, hybridized: operators have names in graphs only. Their names begin with the
-        network's prefix: give it one (``prefix='net_'``) to use the policy in another process.
+        Initialized and hybridized: operators have names in graphs only. These begin with the network's prefix: give it
+        one (``prefix='net_'``) to use the policy in another process.
     data : NDArray or tuple
         The arguments of its call, for the ranking and for ``max_error``.
     max_error : float, optional
@@ -50,8 +50,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     greater_is_better : bool
         False for metrics that are to be small, such as a loss.
     target_dtype : {'float16', 'bfloat16'}, optional
-        The low-precision type; without it the setting of :func:`~gluon_amp.init` holds where AMP is on, else the
-        device's type.
+        The type; without it that of :func:`~gluon_amp.init` where AMP is on, else the device's.
     train_mode : bool
         Whether the network runs as in training for ``max_error``.
 
@@ -60,20 +59,6 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     Policy
         Its ``excluded`` names the operators. ``amp.init(policy=...)`` takes it, conversions take it as ``exclude``, and
         ``save`` and ``Policy.load`` keep it in a JSON file.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> net = mx.gluon.nn.HybridSequential(prefix='net_')
-    >>> with net.name_scope():
-    ...     net.add(mx.gluon.nn.Dense(4, in_units=4), mx.gluon.nn.Dense(4, in_units=4))
-    >>> net.initialize()
-    >>> net.hybridize()
-    >>> net[1].weight.set_data(mx.nd.ones((4, 4)) * 1e5)  # float16 ends at 65504
-    >>> policy = amp.search_exclusions(net, mx.nd.ones((2, 4)), max_error=0.01, target_dtype='float16')
-    >>> sorted(policy.excluded)
-    ['net_dense1_fwd']
     """
     limit = allowed(max_error, metric, budget)
     if limit is None:

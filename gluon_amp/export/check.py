@@ -1,12 +1,8 @@
 """Compare an ONNX model with the network that it was made from, in onnxruntime on the CPU.
 
-Where a network sorts or compares (``topk``, the suppression of boxes, ``x == maximum``), a difference in the last bit
-decides. There both read the values that MXNet computes, and go on from MXNet's decision, through inputs of their own:
+Where a network sorts or compares, the last bit decides: both read what MXNet computes, and go on from its decision.
 
     x -> topk -> y        becomes        x -> output;  x_given -> topk -> output;  topk_given -> y
-
-On a CPU onnxruntime computes float16 models in FP32 from node to node, where nothing overflows. A model for checking
-rounds to float16 behind every node.
 """
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from ..errors import GraphError
 from ..graph import VARIABLE, Entry, Graph, Node
 from ..metrics import relative_error
 from ..rules.tables.groups import CHOOSE_BY_ORDER
-from .precision import onnx_package, package
+from .precision import package, tensor_types
 
 # Others that decide: of ``broadcast_`` too, and of a tensor with a number.
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "less", "less_equal")
@@ -55,25 +51,19 @@ class Comparison:
             nodes[name].inputs = [given.get(old.key, new) for old, new in zip(node.inputs, nodes[name].inputs)]
         heads = [Entry(nodes[entry.node.name], entry.output) for entry in self._heads.values()]
         self._program = Program(from_graph(Graph(heads, graph.attrs), symbol), arrays)
-        self.model = self._apart(made)
-
-    def _apart(self, made: Exported) -> Any:
-        """Return a copy of a model in which deciding operators, and the users of decisions, read other inputs."""
-        onnx = onnx_package()
-        inferred = onnx.shape_inference.infer_shapes(made.model).graph
-        types = {each.name: each.type.tensor_type.elem_type for each in [*inferred.value_info, *inferred.output]}
-        model = onnx.ModelProto()
-        model.CopyFrom(made.model)
+        # A copy of the model, in which deciding operators, and the users of decisions, read other inputs.
+        onnx, types = package("onnx"), tensor_types(made.model)
         self._types = {}
-        for node in model.graph.node:
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(made.model)
+        for node in self.model.graph.node:
             moved = self._given if made.origin.get(node.output[0]) in self._deciding else self._decisions
             for position, name in enumerate(node.input):
                 if name in moved:
                     node.input[position] = name + _GIVEN
                     self._types[name + _GIVEN] = types[name]
-        model.graph.input.extend(onnx.helper.make_tensor_value_info(name, kind, None)
-                                 for name, kind in self._types.items())
-        return model
+        self.model.graph.input.extend(onnx.helper.make_tensor_value_info(name, kind, None)
+                                      for name, kind in self._types.items())
 
     def errors(self, model: Any, checked: Any, data: Mapping[str, mx.nd.NDArray], is_low: bool) -> dict[str, float]:
         """Return how far a model, and that for checking, are from MXNet, by the names of tensors."""
@@ -81,14 +71,15 @@ class Comparison:
         arrays = {name: array.asnumpy() for name, array in data.items()}
         found = dict(zip(self.outputs, run(model, self.outputs, arrays)))
         given = [] if self._before is None else [each.asnumpy() for each in self._before(data)]
-        given = list(map(_rounded, given)) if is_low else given  # so that both decide upon the same numbers
+        given = [each.astype(np.float16).astype(each.dtype) if is_low and each.dtype == np.float32 else each
+                 for each in given]  # so that both decide upon the same numbers
         fed = {name + _GIVEN: mx.nd.array(each, dtype=each.dtype) for name, each in zip(self._given, given)}
         wanted = dict(zip(self._heads, (each.asnumpy() for each in self._program({**data, **fed}))))
         for name in self.outputs:
             if wanted[name].size and not np.isfinite(wanted[name]).any():
                 raise GraphError("expected data_example for which the network gives numbers, received some for which "
                                  f"none of {name!r} is finite: nothing can be compared")
-        to_numpy = onnx_package().helper.tensor_dtype_to_np_dtype
+        to_numpy = package("onnx").helper.tensor_dtype_to_np_dtype
         values = {**{name + _GIVEN: each for name, each in wanted.items()}, **dict(zip(fed, given))}
         arrays.update((name, values[name].astype(to_numpy(kind))) for name, kind in self._types.items())
         found.update((name, each) for name, each in zip(self._heads, run(checked, list(self._heads), arrays))
@@ -120,43 +111,32 @@ def _deciding(graph: Graph, parameters: Container[str]) -> dict[str, Node]:
     return found
 
 
-def _rounded(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float16).astype(values.dtype) if values.dtype == np.float32 else values
-
-
-def rounding(model: Any) -> Any:
-    """Return a model that computes what another does with FP32 arithmetic, and float16 rounding behind each node."""
-    onnx = onnx_package()
+def round_behind_nodes(model: Any) -> None:
+    """Let a model compute with FP32 arithmetic, and float16 rounding behind each node."""
+    # onnxruntime computes float16 models in FP32 from node to node on a CPU, where nothing overflows.
+    onnx = package("onnx")
     float16, float32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    types = {each.name: each.type.tensor_type.elem_type
-             for each in [*inferred.input, *inferred.value_info, *inferred.output]}
-    types.update((each.name, each.data_type) for each in model.graph.initializer)
-    nodes, raised = [], {}
+    nodes, raised, types = [], set(), tensor_types(model)
     for node in model.graph.node:
         after = []
-        if node.op_type != "Cast":
-            for position, name in enumerate(node.input):
-                if types.get(name) == float16:
-                    if name not in raised:
-                        raised[name] = f"{name}_raised"
-                        nodes.append(onnx.helper.make_node("Cast", [name], [raised[name]], to=float32))
-                    node.input[position] = raised[name]
-            for position, name in enumerate(node.output):
-                if types.get(name) == float16:
-                    node.output[position] = f"{name}_wide"
-                    after.append(onnx.helper.make_node("Cast", [f"{name}_wide"], [name], to=float16))
+        for position, name in enumerate(node.input if node.op_type != "Cast" else ()):
+            if types.get(name) == float16:
+                if name not in raised:
+                    raised.add(name)
+                    nodes.append(onnx.helper.make_node("Cast", [name], [f"{name}_raised"], to=float32))
+                node.input[position] = f"{name}_raised"
+        for position, name in enumerate(node.output if node.op_type != "Cast" else ()):
+            if types.get(name) == float16:
+                node.output[position] = f"{name}_wide"
+                after.append(onnx.helper.make_node("Cast", [f"{name}_wide"], [name], to=float16))
         nodes += [node, *after]
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    del made.graph.node[:], made.graph.value_info[:]
-    made.graph.node.extend(nodes)
-    return made
+    del model.graph.node[:], model.graph.value_info[:]
+    model.graph.node.extend(nodes)
 
 
 def run(model: Any, names: Sequence[str], data: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Return what onnxruntime gives on the CPU for these tensors."""
-    onnx, runtime = onnx_package(), package("onnxruntime")
+    onnx, runtime = package("onnx"), package("onnxruntime")
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     given = {each.name for each in model.graph.output}  # onnxruntime knows the types of others

@@ -9,12 +9,12 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 
 from .. import checks, passes
-from .._mxnet import blocks, mx2onnx
-from .._mxnet.arrays import NDArrayWeights, cast_arrays, wait_for_statistics
+from .._mxnet import mx2onnx
+from .._mxnet.arrays import NDArrayWeights, cast_arrays
 from .._mxnet.symbols import dtype_name, first_line, from_graph, infer_shapes, to_graph
-from ..convert import ConversionOptions, analyse_network, as_example, conversion_of, flat, traced_block, uniquely_named
+from ..convert import ConversionOptions, analyse_network, conversion_of, flat, traced_network, uniquely_named
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
-from ..errors import DTypeError, GraphError, expected
+from ..errors import DTypeError, GraphError
 from ..files import replacing
 from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
 from ..passes import Context
@@ -52,10 +52,8 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
                 dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:
     """Write a trained FP32 network as an ONNX file, for GPUs and runtimes that MXNet does not know.
 
-    MXNet's converter writes the FP32 graph. Operators that the float16 table lowers then get their data and weights in
-    float16, with casts between them and the others, as on a GPU under :func:`init`. Before the file is written
-    onnxruntime runs it on the CPU, rounding behind each operator, beside MXNet in FP32. Needs the packages ``onnx`` and
-    ``onnxruntime``.
+    Operators that the float16 table lowers are in float16, with casts around them, as on a GPU under :func:`init`.
+    Before the file is written onnxruntime runs it on the CPU beside MXNet in FP32. Needs ``onnx`` and ``onnxruntime``.
 
     Parameters
     ----------
@@ -70,8 +68,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     exclude, fp32_ops
         What stays in FP32, as in :class:`ConversionOptions`.
     dynamic_batch : bool
-        Whether a batch may have any size: the first dimension of inputs and outputs, and that which it decides of
-        others. The file is checked with another size, too.
+        Whether a batch may have any size; the file is checked with another one, too.
     max_error : float, optional
         The most that outputs may differ from MXNet in FP32: 1e-4 in float32, 1e-2 in float16 by default.
 
@@ -90,51 +87,45 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
         scores, = session.run(None, {'data': images.asnumpy()})
     """
     checks.instance("block", block, HybridBlock, "a HybridBlock")
-    target = _target(target_dtype)
-    options = ConversionOptions(FLOAT16, fp32_ops=fp32_ops, exclude=exclude, optimize="none", device=mx.gpu(0))
-    example = as_example(data_example) or []
-    if not example:
-        raise TypeError(expected("an NDArray, or several in a list", "data_example", data_example))
-    for array in flat(example):
-        checks.instance("data_example", array, mx.nd.NDArray, "an NDArray, or several in a list")
-    wait_for_statistics()
-    traced = traced_block(block, example, options.exclude.match)
-    names = [data.name for data in traced.inputs]
-    arrays = blocks.parameters_of(block, [name for name in traced.symbol.list_inputs() if name not in names])
-    policy = options.policy(to_graph(traced.symbol), options.device, block)[0] if target == FLOAT16 else None
-    return export_symbol(traced.symbol, arrays, dict(zip(names, flat(example))), path,
-                         policy, dynamic_batch=dynamic_batch, max_error=max_error)
-
-
-def _target(given: object) -> str:
-    target = normalize(given, or_float32=True)
+    target = normalize(target_dtype, or_float32=True)
     if target == BFLOAT16:
         raise DTypeError("expected 'float16' or 'float32', received 'bfloat16', which few runtimes of ONNX know")
-    return target
+    options = ConversionOptions(FLOAT16, fp32_ops=fp32_ops, exclude=exclude, optimize="none", device=mx.gpu(0),
+                                data_example=data_example)
+    for array in flat(data_example) or [data_example]:
+        checks.instance("data_example", array, mx.nd.NDArray, "an NDArray, or several in a list")
+    network = traced_network(block, options)[0]
+    return export_symbol(network.symbol, network.arrays, network.example, path,
+                         network.policy if target == FLOAT16 else None, dynamic_batch=dynamic_batch,
+                         max_error=max_error)
 
 
 def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: Mapping[str, mx.nd.NDArray],
                   path: str | os.PathLike, policy: Policy | None, *,
                   dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:
     """Write a symbol with its parameters: in FP32 without a policy. The rest is as in :func:`export_onnx`."""
-    onnx = precision.onnx_package()
+    onnx = precision.package("onnx")
     target = FLOAT32 if policy is None else FLOAT16
     allowed = MAX_ERRORS[target] if max_error is None else checks.above_zero("max_error", max_error)
     symbol, graph, arrays, data = _in_fp32(symbol, arrays, data)
     made = mx2onnx.export(symbol, graph, arrays, data)
     comparison = check.Comparison(symbol, graph, made, arrays)
-    model, checked, low, casts = made.model, comparison.model, 0, 0
+    model, checked, casts, low = made.model, comparison.model, 0, set()
     if policy is not None:
-        low, lowered = _lowered(made, graph, policy)
-        casts = precision.to_float16(model, lowered)
-        precision.to_float16(checked, lowered)
+        planned = graph.copy()
+        passes.run(planned, Context.of(planned, policy))
+        low = {node.name for node in planned.operators() if Entry(node).dtype == FLOAT16}
+        lowered = {output: name in low for output, name in made.origin.items()}
+        casts = precision.Float16(model, lowered).casts
+        precision.Float16(checked, lowered)
     trials = [data]
     if dynamic_batch:
         trials.append(_another_batch(symbol, graph, data))
         for each in (model, checked):
             _free_batch(each, symbol, arrays, *trials)
     onnx.checker.check_model(model, full_check=True)
-    checked = checked if policy is None else check.rounding(checked)
+    if policy is not None:
+        check.round_behind_nodes(checked)
     found = [comparison.errors(model, checked, each, policy is not None) for each in trials]
     errors = {name: max(each.get(name, 0.0) for each in found) for name in {**found[0], **found[-1]}}
     worst = max(errors, key=errors.__getitem__, default="")
@@ -146,15 +137,7 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
         onnx.save(model, temporary)
     types = [{each.name: onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type).name for each in values}
              for values in (model.graph.input, model.graph.output)]
-    return OnnxExport(os.fspath(path), target, mx2onnx.OPSET, len(model.graph.node), low, casts, errors, *types)
-
-
-def _lowered(made: mx2onnx.Exported, graph: Graph, policy: Policy) -> tuple[int, dict[str, bool]]:
-    """Return how many operators a policy runs in float16, and whether each ONNX node does, by its first output."""
-    planned = graph.copy()
-    passes.run(planned, Context.of(planned, policy))
-    low = {node.name for node in planned.operators() if Entry(node).dtype == FLOAT16}
-    return len(low), {output: name in low for output, name in made.origin.items()}
+    return OnnxExport(os.fspath(path), target, mx2onnx.OPSET, len(model.graph.node), len(low), casts, errors, *types)
 
 
 def _in_fp32(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: Mapping[str, mx.nd.NDArray]
@@ -173,16 +156,12 @@ def _in_fp32(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: M
                    for position, head in enumerate(heads)]  # in ONNX an output is no input, and each is another
     symbol = uniquely_named(from_graph(graph, symbol))
     graph = to_graph(symbol)
-    data = {name: _on_cpu(array) for name, array in data.items()}
-    weights = NDArrayWeights({name: _on_cpu(array) for name, array in arrays.items()})
+    data, arrays = ({name: cast_arrays(array.as_nd_ndarray().as_in_context(mx.cpu()), FLOAT32)
+                     for name, array in each.items()} for each in (data, arrays))
+    weights = NDArrayWeights(arrays)
     analyse_network(symbol, graph, weights, {name: dtype_name(array.dtype) or "" for name, array in data.items()},
                     {name: array.shape for name, array in data.items()})
     return from_graph(graph, symbol), graph, weights.arrays, data
-
-
-def _on_cpu(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    array = array.as_nd_ndarray().as_in_context(mx.cpu())
-    return cast_arrays(array, FLOAT32) if dtype_name(array.dtype) in (FLOAT16, BFLOAT16) else array
 
 
 def _another_batch(symbol: mx.sym.Symbol, graph: Graph,

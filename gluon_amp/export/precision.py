@@ -1,9 +1,4 @@
-"""Write the precision of each operator into an ONNX model: casts between nodes, and weights in their type.
-
-A node of ONNX names its types by variables: ``Conv`` has ``T`` for its data, its weight and its result. In low
-precision the variables of its results are float16, all others stay as they are: the statistics of
-``BatchNormalization``, the sizes of ``Resize``. What knows no float16 stays in FP32 altogether.
-"""
+"""Write the precision of each operator into an ONNX model: casts between nodes, and weights in their type."""
 from __future__ import annotations
 
 import importlib
@@ -24,60 +19,45 @@ def package(name: str) -> Any:
                           "Run: python -m pip install 'gluon_amp[onnx]'") from error
 
 
-def onnx_package() -> Any:
-    """Return the package ``onnx``, with its modules."""
-    onnx = package("onnx")
-    for name in ("checker", "defs", "helper", "numpy_helper", "shape_inference"):
-        importlib.import_module(f"onnx.{name}")
-    return onnx
+def tensor_types(model: Any, **options: Any) -> dict[str, int]:
+    """Return the type of each tensor of a model."""
+    inferred = package("onnx").shape_inference.infer_shapes(model, **options).graph
+    values = [*inferred.input, *inferred.value_info, *inferred.output]
+    return {**{each.name: each.type.tensor_type.elem_type for each in values},
+            **{each.name: each.data_type for each in model.graph.initializer}}
 
 
-def to_float16(model: Any, lowered: Mapping[str, bool]) -> int:
-    """Put casts to and from float16 into an FP32 model; return how many there are.
-
-    ``lowered`` tells, by the first output of each node, whether that runs in float16.
-    """
-    return _Caster(model, lowered).run()
-
-
-class _Caster:
-    """Edits the graph of a model from its inputs to its outputs."""
+class Float16:
+    """Puts casts to and from float16 into an FP32 model, from its inputs to its outputs."""
 
     def __init__(self, model: Any, lowered: Mapping[str, bool]) -> None:
-        self.onnx = onnx_package()
-        self.graph, self.lowered = model.graph, lowered
-        inferred = self.onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
-        values = [*inferred.input, *inferred.value_info, *inferred.output]
-        self.types = {each.name: each.type.tensor_type.elem_type for each in values}
+        self.onnx = package("onnx")
+        self.kinds = self.onnx.TensorProto
+        self.graph = model.graph
+        self.lowered = lowered  # by the first output of each node: whether that runs in float16
+        self.types = tensor_types(model, strict_mode=True)
         self.weights = {each.name: each for each in model.graph.initializer}
-        self.types.update((name, each.data_type) for name, each in self.weights.items())
         self.version = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
         self.made: dict[tuple[str, int], str] = {}  # casts, and weights in another type
         self.nodes: list[Any] = []
-        self.casts = 0
-
-    def run(self) -> int:
-        """Edit the graph."""
-        kinds = self.onnx.TensorProto
-        outputs = {each.name: each for each in self.graph.output}
+        self.casts = 0  # how many there are
+        outputs = {each.name: each.type.tensor_type.elem_type for each in self.graph.output}
         for node in list(self.graph.node):
-            self._lower(node, kinds)
+            self._lower(node)
             self.nodes.append(node)
-        for each in outputs.values():
-            wanted = each.type.tensor_type.elem_type
-            if self.types.get(each.name) != wanted:
-                self._cast_output(each.name, wanted)
+        for name, kind in outputs.items():
+            if self.types.get(name) != kind:
+                self._cast_output(name, kind)
         del self.graph.node[:], self.graph.value_info[:]
         self.graph.node.extend(self.nodes)
-        used = {name for node in self.nodes for name in node.input} | set(outputs)
+        used = {name for node in self.nodes for name in node.input}.union(outputs)
         kept = [each for each in self.weights.values() if each.name in used]
         del self.graph.initializer[:]
         self.graph.initializer.extend(kept)
-        return self.casts
 
-    def _lower(self, node: Any, kinds: Any) -> None:
+    def _lower(self, node: Any) -> None:
         """Give a node the types of its inputs and outputs, and casts before it."""
-        schema = self.onnx.defs.get_schema(node.op_type, self.version, node.domain)
+        kinds, schema = self.kinds, self.onnx.defs.get_schema(node.op_type, self.version, node.domain)
         known = {each.type_param_str: _IN_FLOAT16 in each.allowed_type_strs for each in schema.type_constraints}
         read, given = _variables(schema.inputs, node.input), _variables(schema.outputs, node.output)
         floats = {variable for name, variable in zip(node.output, given) if self.types.get(name) == kinds.FLOAT}
@@ -101,7 +81,7 @@ class _Caster:
     def _fits(self, name: str) -> bool:
         """Tell whether float16 can hold a constant: those of masks are large. What is computed is not known here."""
         weight = self.weights.get(name)
-        if weight is None or weight.data_type != self.onnx.TensorProto.FLOAT:
+        if weight is None or weight.data_type != self.kinds.FLOAT:
             return True
         values = np.abs(self.onnx.numpy_helper.to_array(weight))
         return bool((values[np.isfinite(values)] <= _FLOAT16_MAX).all())
@@ -109,7 +89,7 @@ class _Caster:
     def _in_type(self, name: str, kind: int) -> str:
         """Return the name of a tensor in another type."""
         if (name, kind) not in self.made:
-            to = "fp16" if kind == self.onnx.TensorProto.FLOAT16 else "fp32"
+            to = "fp16" if kind == self.kinds.FLOAT16 else "fp32"
             self.made[name, kind] = made = f"{name}_{to}"
             if name in self.weights:
                 values = self.onnx.numpy_helper.to_array(self.weights[name]).astype(np.float16)

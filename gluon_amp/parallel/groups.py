@@ -1,8 +1,4 @@
-"""Sums over processes, through one interface for every engine, and as a KVStore for ``gluon.Trainer``.
-
-The calls are collective: every worker of a group makes the same calls in the same order, with arrays of the same shapes
-and types, or all of them wait for ever.
-"""
+"""Sums over processes, by one interface for every engine: all workers of a group must make the same calls in order."""
 from __future__ import annotations
 
 import atexit
@@ -12,7 +8,7 @@ import itertools
 import os
 import sys
 import threading
-from typing import Any, Collection, Sequence, Tuple
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -29,8 +25,6 @@ _FIRST_KEY = 1 << 20  # leaves the small numbers, which MXNet's own trainers use
 _LAST_KEY = (1 << 31) - 1
 _BLOCK = 1 << 16  # elements in one part of an array whose length varies
 
-_Identity = Tuple[str, Tuple[int, ...], Any]  # what stays the same about a sum: name, shape, type
-
 
 class Group:
     """The processes that reduce together; this process is the number ``rank`` of ``size``."""
@@ -40,10 +34,9 @@ class Group:
     size = 1
 
     def sum(self, name: str, arrays: Sequence[NDArray], priority: int = 0) -> None:
-        """Replace each array by the sum of all arrays of all workers; returns before that is done.
+        """Replace each array, one for each context, by the sum over contexts and workers; returns before that is done.
 
-        There is one array for each context, dense, of a type that the engine can add: float32, float64 or float16. The
-        name tells the sums that are under way apart; greater priorities go first.
+        Arrays are dense, in float32, float64 or float16. The name tells sums under way apart; high priorities go first.
         """
         if len(arrays) > 1:
             _spread(total_of(arrays), arrays)
@@ -62,7 +55,7 @@ class Group:
         _spread(value, out)
 
 
-class StoreGroup(Group):
+class _StoreGroup(Group):
     """Workers of a KVStore that sums: MXNet's ``dist_sync`` and ``dist_device_sync``, or a registered one."""
 
     # A key of MXNet's store keeps its shape and type, so every combination of name, shape and type has a key of its
@@ -72,43 +65,31 @@ class StoreGroup(Group):
     engine = "kvstore"
 
     def __init__(self, store: KVStoreBase):
-        self._store: KVStoreBase | None = store
-        self._keys: dict[_Identity, int] = {}
+        self.store: KVStoreBase | None = store  # None at the end of the process
+        self._keys: dict[Any, int] = {}  # by name, shape and type
         self._lock = threading.RLock()  # of the store and the keys
         self.rank, self.size = store.rank, store.num_workers
 
-    @property
-    def store(self) -> KVStoreBase:
-        """Return the KVStore."""
-        if self._store is None:
-            raise StateError("the KVStore was released at the end of the process: add arrays up before that")
-        return self._store
-
-    def close(self) -> None:
-        """Release the store, which then waits for the other workers and tells the servers to end."""
-        self._store = None
-
     def sum(self, name: str, arrays: Sequence[NDArray], priority: int = 0) -> None:
-        """See :meth:`Group.sum`."""
         with self._lock:
             self.prepare(name, arrays[0])
-            self.store.pushpull(self._keys[_identity(name, arrays[0])], list(arrays), priority=priority)
+            key = self._keys[name, arrays[0].shape, arrays[0].dtype]
+            self._open().pushpull(key, list(arrays), priority=priority)
 
     def prepare(self, name: str, array: NDArray) -> None:
-        """See :meth:`Group.prepare`."""
         with self._lock:
-            if _identity(name, array) not in self._keys:
+            if (name, array.shape, array.dtype) not in self._keys:
                 self._create(name, nd.zeros(array.shape, array.context, dtype=array.dtype))
 
     def sum_varying(self, name: str, array: NDArray) -> NDArray:
-        """See :meth:`Group.sum_varying`."""
-        blocks = _blocks(array)
+        # In parts of one length, the last one padded with zeros.
+        flat = nd.concat(array.reshape((-1,)), nd.zeros(_BLOCK, array.context, dtype=array.dtype), dim=0)
+        blocks = [flat[start:start + _BLOCK].copy() for start in range(0, array.size, _BLOCK)]
         for number, block in enumerate(blocks):
             self.sum(f"{name}.{number}", [block], -number)
         return nd.concat(*blocks, dim=0)[:array.size].reshape(array.shape)
 
     def broadcast(self, name: str, value: NDArray, out: Sequence[NDArray]) -> None:
-        """See :meth:`Group.broadcast`."""
         # Waits: MXNet orders neither the pull of a first value and the first push under its key, nor the workers among
         # each other, so that a sum might arrive in the place of the value. It also waits for operators that may be
         # making keys of their own in other threads.
@@ -119,58 +100,39 @@ class StoreGroup(Group):
         _spread(result, out)
 
     def _create(self, name: str, value: NDArray) -> None:
-        """Make a key, and write worker 0's value."""
-        identity = _identity(name, value)
-        self._keys[identity] = key = _key(identity, self._keys.values())
-        self.store.broadcast(key, value, out=[value])
+        """Make a key, a number that is the same in every process, and write worker 0's value."""
+        identity = name, value.shape, value.dtype
+        number = int.from_bytes(hashlib.blake2b(repr(identity).encode(), digest_size=8).digest(), "big")
+        while (key := _FIRST_KEY + number % (_LAST_KEY - _FIRST_KEY)) in self._keys.values():
+            number += 1
+        self._keys[identity] = key
+        self._open().broadcast(key, value, out=[value])
         value.wait_to_read()
 
-
-def _identity(name: str, array: NDArray) -> _Identity:
-    return name, array.shape, array.dtype
-
-
-def _key(identity: _Identity, taken: Collection[int]) -> int:
-    """Return a number that is the same in every process, independent of earlier ones."""
-    digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
-    key = int.from_bytes(digest, "big")
-    while True:
-        key = _FIRST_KEY + key % (_LAST_KEY - _FIRST_KEY)
-        if key not in taken:
-            return key
-        key += 1
+    def _open(self) -> KVStoreBase:
+        if self.store is None:
+            raise StateError("the KVStore was released at the end of the process: add arrays up before that")
+        return self.store
 
 
-def _blocks(array: NDArray) -> list[NDArray]:
-    """Copy an array into parts of the same length, the last one padded with zeros."""
-    flat = array.reshape((-1,))
-    padding = -flat.size % _BLOCK
-    if padding:
-        flat = nd.concat(flat, nd.zeros(padding, flat.context, dtype=flat.dtype), dim=0)
-    return [flat[start:start + _BLOCK].copy() for start in range(0, flat.size, _BLOCK)]
-
-
-class HorovodGroup(Group):
+class _HorovodGroup(Group):
     """Workers of Horovod, all or those of a process set."""
 
     engine = "horovod"
 
-    def __init__(self, process_set: Any = None):
+    def __init__(self, process_set: Any):
         import horovod.mxnet as hvd
-        self._hvd = hvd
-        self._set = hvd.global_process_set if process_set is None else process_set
-        self.rank, self.size = self._set.rank(), self._set.size()
-        self._root = self._set.ranks[0] if self._set.ranks else 0
+        self._hvd, self._set = hvd, process_set
+        self.rank, self.size = process_set.rank(), process_set.size()
+        self._root = process_set.ranks[0] if process_set.ranks else 0
 
     def sum(self, name: str, arrays: Sequence[NDArray], priority: int = 0) -> None:
-        """See :meth:`Group.sum`."""
         total = total_of(arrays)
         self._hvd.allreduce_(total, op=self._hvd.Sum, name=f"gluon_amp.{name}", priority=priority,
                              process_set=self._set)
         _spread(total, arrays)
 
     def broadcast(self, name: str, value: NDArray, out: Sequence[NDArray]) -> None:
-        """See :meth:`Group.broadcast`."""
         result = value.copy()
         self._hvd.broadcast_(result, root_rank=self._root, name=f"gluon_amp.{name}", process_set=self._set)
         result.wait_to_read()
@@ -237,18 +199,17 @@ def _spread(value: NDArray, out: Sequence[NDArray]) -> None:
 
 
 _TYPES = (FLOAT32, FLOAT16, BFLOAT16)
-_store_groups: dict[int, StoreGroup] = {}  # by the id of the store, which they keep alive
-_native: list[StoreGroup] = []  # that of MXNet's own distributed store: a second one in a process hangs
+_store_groups: dict[int, _StoreGroup] = {}  # by the id of the store, which they keep alive
+_native: list[_StoreGroup] = []  # that of MXNet's own distributed store: a second one in a process hangs
 _horovod_groups: dict[Any, Group] = {}
 _stores = itertools.count()  # tells the trainers of a process apart
 
 
 def world() -> Group:
-    """Return the group of all processes that train together: Horovod's, or the KVStore's.
+    """Return the group of all processes that train together: Horovod's, the KVStore's, or this process alone.
 
-    A process that was started alone is a group of its own. The first call connects to the other processes, and so waits
-    for all of them to call it. A script that is started by ``mpirun`` calls ``horovod.mxnet.init()`` before; where
-    ``horovodrun`` started it, that is done here.
+    The first call waits for all of them to call it. A script that is started by ``mpirun`` calls
+    ``horovod.mxnet.init()`` before; where ``horovodrun`` started it, that is done here.
     """
     hvd = sys.modules.get("horovod.mxnet")
     if "HOROVOD_SIZE" in os.environ and not (hvd and hvd.is_initialized()):
@@ -287,10 +248,9 @@ def kvstore() -> GroupStore:
 def allreduce(array: NDArray, average: bool = False, name: str | None = None) -> NDArray:
     """Add an array up over all processes, in FP32; made for small vectors such as a layer's statistics.
 
-    Every process must make the same calls in the same order, with arrays of the same shape. No gradient flows
-    through: an ``autograd.Function`` or a ``CustomOp`` that calls this forward, and on its gradients backward, makes it
-    differentiable. Give each of their calls a name, and on the KVStore make it known with :func:`prepare`: operators
-    run in threads of their own, in an order that MXNet chooses.
+    Every process must make the same calls in the same order, with arrays of the same shape. No gradient flows through,
+    but a ``CustomOp`` may call this forward, and on its gradients backward: under names that :func:`prepare` knows, as
+    MXNet runs it in threads of its own.
 
     Parameters
     ----------
@@ -299,14 +259,12 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
     average : bool
         Divide the sum by the number of processes.
     name : str, optional
-        Tells the sums that are under way apart, needed where several threads reduce at once. The KVStore keeps memory
-        for every combination of name and shape.
+        Tells sums apart where several threads reduce at once. The KVStore keeps memory for each name and shape.
 
     Returns
     -------
     NDArray
-        float32, of the same shape and context, with the same bits in every process. A process that was started alone
-        gets its own values.
+        float32, of the same shape and context, with the same bits in every process.
     """
     if not isinstance(array, NDArray) or array.stype != "default" or dtype_name(array.dtype) not in _TYPES:
         raise TypeError(expected(f"a dense NDArray of {', '.join(_TYPES)}", "array", array))
@@ -323,13 +281,12 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
 def prepare(name: str, shape: Sequence[int]) -> None:
     """Announce that arrays of a shape will be added up under a name, as :func:`allreduce` takes it.
 
-    The KVStore needs that, by all processes in the same order, before operators that MXNet runs in threads of their own
-    call :func:`allreduce`. Horovod does not.
+    The KVStore needs that, by all processes in the same order, before operators in threads of their own call it.
     """
     world().prepare(f"allreduce.{name}", mx.nd.zeros(shape))
 
 
-def store_group(store: KVStoreBase | str) -> StoreGroup:
+def store_group(store: KVStoreBase | str) -> Group:
     """Return the group of a KVStore; MXNet's own distributed store is created once per process."""
     if isinstance(store, str):
         if _native:
@@ -343,7 +300,7 @@ def store_group(store: KVStoreBase | str) -> StoreGroup:
     if "async" in store.type:
         raise StateError(f"the KVStore {store.type!r} updates weights whenever a worker's gradients arrive: there is "
                          "no common step that all workers could skip. Use 'dist_sync'")
-    group = _store_groups.setdefault(id(store), StoreGroup(store))
+    group = _store_groups.setdefault(id(store), _StoreGroup(store))
     if isinstance(store, KVStore) and group not in _native:
         _native.append(group)
     return group
@@ -353,7 +310,7 @@ def horovod_group(process_set: Any) -> Group:
     """Return the group of a process set of Horovod; a process outside of it is a group of its own."""
     if process_set not in _horovod_groups:
         outside = process_set.included() is False
-        _horovod_groups[process_set] = Group() if outside else HorovodGroup(process_set)
+        _horovod_groups[process_set] = Group() if outside else _HorovodGroup(process_set)
     return _horovod_groups[process_set]
 
 
@@ -361,4 +318,4 @@ def horovod_group(process_set: Any) -> Group:
 def _release() -> None:
     """Free the stores before MXNet shuts down, which waits for the other workers and ends the servers."""
     for group in _store_groups.values():
-        group.close()
+        group.store = None

@@ -39,25 +39,18 @@ def _group_of(trainer: gluon.Trainer, name: str) -> Group | None:
     store = trainers.store_of(trainer)
     if isinstance(store, GroupStore):
         return store.group
-    if isinstance(store, str):
-        _check_name(store)
-    kind = store if isinstance(store, str) else getattr(store, "type", "")
+    kind, registered = store if isinstance(store, str) else getattr(store, "type", ""), sorted(KVStoreBase.kv_registry)
+    if isinstance(store, str) and kind.lower() not in registered and not any(
+            part in kind.lower() for part in _NATIVE_STORES):
+        hint = (" Horovod's trainer is horovod.mxnet.DistributedTrainer" if kind.lower() == "horovod"
+                else closest(kind, [*_NATIVE_STORES, "dist_sync", "dist_device_sync", *registered]))
+        raise ValueError(f"MXNet has no KVStore {kind!r}: it would silently train without any.{hint}")
     has_workers = isinstance(store, KVStoreBase) and store.num_workers > 1
     if store is None or ("dist" not in kind and not has_workers):
         return None
     group = store_group(store)
     trainers.use_store(trainer, GroupStore(group, name))
     return group
-
-
-def _check_name(name: str) -> None:
-    registered = sorted(KVStoreBase.kv_registry)
-    if name.lower() in registered or any(part in name.lower() for part in _NATIVE_STORES):
-        return
-    known = [*_NATIVE_STORES, "dist_sync", "dist_device_sync", *registered]
-    hint = (" Horovod's trainer is horovod.mxnet.DistributedTrainer" if name.lower() == "horovod"
-            else closest(name, known))
-    raise ValueError(f"MXNet has no KVStore {name!r}: it would silently train without any.{hint}")
 
 
 class Reduction:
@@ -82,21 +75,18 @@ class Reduction:
         fresh = trainers.fresh(self._trainer)
         gradients = trainers.gradients(self._trainer)
         with in_force.off(), autograd.pause():
-            self._clear_stale(gradients, fresh)
+            for arrays, flags, adds in zip(gradients, fresh, trainers.accumulates(self._trainer)):
+                for array, flag in zip(arrays, flags):
+                    if not flag and not adds:
+                        trainers.zero(array)
             packed = [self._packed(arrays) if arrays and arrays[0].stype == "default" else None for arrays in gradients]
             trainers.reduce_arrays(self._trainer, self._own, [[] if wire is None else [wire] for wire in packed])
             for index, (arrays, wire) in enumerate(zip(gradients, packed)):
-                if wire is not None:
-                    _unpack(wire, arrays)
-                elif arrays:
+                if wire is None and arrays:
                     self._reduce_rows(f"{self._name}.{index}", arrays)
-
-    def _clear_stale(self, gradients: Sequence[Sequence[NDArray]], fresh: Sequence[Sequence[bool]]) -> None:
-        """Zero gradients of earlier steps, unless they accumulate."""
-        for arrays, flags, adds in zip(gradients, fresh, trainers.accumulates(self._trainer)):
-            for array, flag in zip(arrays, flags):
-                if not flag and not adds:
-                    trainers.zero(array)
+                for array in arrays if wire is not None else ():
+                    if array is not wire:
+                        _as_type_of(array, wire).copyto(array)
 
     def _packed(self, arrays: Sequence[NDArray]) -> NDArray:
         """Return the sum over the contexts, divided, in a type that the engine can add."""
@@ -113,7 +103,10 @@ class Reduction:
         occurs = np.zeros(first.shape[0], "float32")
         for array in arrays:
             occurs[array.indices.asnumpy()] = 1
-        rows = np.flatnonzero(self._sum(f"{name}.rows", nd.array(occurs, ctx=first.context)).asnumpy())
+        occurring = nd.array(occurs, ctx=first.context)
+        self.num_bytes += occurs.nbytes
+        self.group.sum(f"{name}.rows", [occurring])
+        rows = np.flatnonzero(occurring.asnumpy())
         if not rows.size:
             return
         index = nd.array(rows, ctx=first.context, dtype="int64")
@@ -122,11 +115,6 @@ class Reduction:
         for array in arrays:
             values = _as_type_of(array, wire)
             nd.sparse.row_sparse_array((values, index), shape=array.shape, ctx=array.context).copyto(array)
-
-    def _sum(self, name: str, array: NDArray) -> NDArray:
-        self.num_bytes += array.size * np.dtype(array.dtype).itemsize
-        self.group.sum(name, [array])
-        return array
 
     def agree(self, finite: bool, scale: float, overflowed: Collection[int], losses: int,
               written: Sequence[bool]) -> tuple[bool, set[int], list[bool]]:
@@ -137,20 +125,12 @@ class Reduction:
             vector = nd.array([not finite, exponent, exponent ** 2, *flags], dtype="float64")
             self.group.sum(f"{self._name}.decision", [vector])
             infinite, total, squares, *counts = vector.asnumpy()
-        self._check_scales(scale, total / self.group.size, squares / self.group.size)
-        anywhere = [count > 0 for count in counts]
-        return infinite == 0, {loss for loss in range(losses) if anywhere[loss]}, anywhere[losses:]
-
-    def _check_scales(self, scale: float, mean: float, mean_square: float) -> None:
+        mean, mean_square = total / self.group.size, squares / self.group.size
         if mean_square - mean ** 2 > _SAME_EXPONENT * max(1.0, mean_square):
             raise StateError(f"the processes scaled their losses differently (by {scale:g} in process "
                              f"{self.group.rank}): give all the same scaler, and the same checkpoint to resume from")
-
-
-def _unpack(wire: NDArray, arrays: Sequence[NDArray]) -> None:
-    for array in arrays:
-        if array is not wire:
-            _as_type_of(array, wire).copyto(array)
+        anywhere = [count > 0 for count in counts]
+        return infinite == 0, {loss for loss in range(losses) if anywhere[loss]}, anywhere[losses:]
 
 
 def _as_type_of(array: NDArray, wire: NDArray) -> NDArray:

@@ -31,7 +31,7 @@ identities to where they do not belong. ``fuse`` puts operators that the fusion 
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 

@@ -105,11 +105,8 @@ class _Training:
     def _backward(self) -> mx.nd.NDArray:
         with autocast(enabled=self._has_amp), autograd.record():
             loss = self._loss(self.net(self._data), self._labels).mean()
-            if self._has_amp:
-                with scale_loss(loss, self.trainer) as scaled:
-                    autograd.backward(scaled)
-        if not self._has_amp:
-            loss.backward()
+            with scale_loss(loss, self.trainer, enabled=self._has_amp) as scaled:
+                autograd.backward(scaled)
         return loss
 
     def step(self) -> float:

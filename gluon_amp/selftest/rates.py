@@ -1,9 +1,4 @@
-"""Measure what kernels cost on this CPU, in two minutes: the row of it for ``rates.json``.
-
-Layers are measured in networks of one and of five units: a unit takes a fourth of the difference, so that operators
-before and behind the units do not count. Convolutions in groups stand behind pointwise ones, as in networks: MXNet has
-slow kernels for the BatchNorm between two layouts.
-"""
+"""Measure what kernels cost on this CPU, in two minutes: the row of it for ``rates.json``."""
 from __future__ import annotations
 
 import json

@@ -25,13 +25,12 @@ _CALLED = "convert_sync_batchnorm"
 def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce: Allreduce | None = None) -> Block:
     """Make a network's batch normalization use the statistics of the whole batch, wherever its parts are computed.
 
-    Works in place: the blocks, their parameters and every reference to them stay. Call it before
-    :func:`initialize` or :func:`init`, and before the first step. Statistics and arithmetic are FP32. Blocks with
+    Works in place, in FP32: call it before :func:`initialize` or :func:`init`, and before the first step. Blocks with
     ``use_global_stats=True`` have nothing to synchronize and stay as they are.
 
     In training every context of every process must run the network, in the same order, before a result is read:
     the contexts wait for each other. Gradients of scale and shift are those of a context's own batch, for the trainer
-    to add up as it does for other parameters. Several CPU contexts need ``MXNET_CPU_TEMP_COPY=1024`` to be set.
+    to add up as others. Several CPU contexts need ``MXNET_CPU_TEMP_COPY=1024`` to be set.
 
     Parameters
     ----------
@@ -40,9 +39,8 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     num_devices : int, optional
         How many contexts of this process take part; the contexts that the parameters are on, when left out.
     allreduce : callable, optional
-        ``allreduce(vector, name=name)`` returns the sum of a vector over all processes, the same bits in each. It is
-        called from threads of MXNet's. When left out, the engine that the process was started with gives it:
-        Horovod, or the KVStore.
+        ``allreduce(vector, name=name)`` returns the sum of a vector over all processes, the same bits in each, in
+        threads of MXNet's: that of Horovod or the KVStore, when left out.
 
     Returns
     -------
@@ -63,11 +61,18 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
         return net
     _refuse_few_resources(count, contexts)
     are_gpus = bool(contexts) and all(context.device_type == "gpu" for context in contexts)
-    if are_gpus and allreduce is None:
-        _use_mxnet(blocks, count)
-    else:
-        for block in blocks:
-            CustomBatchNorm.take(block, OPERATOR, Layer(count, allreduce, prepare), **_kernel(block, "axis"))
+    uses_mxnet = are_gpus and allreduce is None
+    settings = [(block, batch_norms.settings(block)) for block in blocks]
+    for block, own in settings:
+        if uses_mxnet and own["axis"] != 1:
+            raise StateError(f"{_CALLED}: MXNet's SyncBatchNorm, used for the GPUs of one process, normalizes axis 1 "
+                             f"only, and {block.name} has axis={own['axis']}. Use one process per GPU")
+    for block, own in settings:
+        kernel = {name: own[name] for name in ("eps", "momentum", "fix_gamma")}
+        if uses_mxnet:  # which knows the layer among all networks of the process by a key
+            MXNetSyncBatchNorm.take(block, f"{block.prefix}{id(block)}", count, use_global_stats=False, **kernel)
+        else:
+            CustomBatchNorm.take(block, OPERATOR, Layer(count, allreduce, prepare), axis=own["axis"], **kernel)
     for block in filter(lambda block: isinstance(block, HybridBlock), descendants(net)):
         forget_trace(block)  # traced again at its next call
     return net
@@ -114,19 +119,3 @@ def _refuse_few_resources(count: int, contexts: list[mx.Context]) -> None:
         raise StateError(f"{_CALLED}: operators on several CPU contexts block each other without scratch memory of "
                          f"their own. Set MXNET_CPU_TEMP_COPY={_LEAST_COPIES} or more (received {copies}) "
                          "before the process starts, or use one process per context")
-
-
-def _use_mxnet(blocks: list[Any], num_devices: int) -> None:
-    for block in blocks:
-        axis = batch_norms.settings(block)["axis"]
-        if axis != 1:
-            raise StateError(f"{_CALLED}: MXNet's SyncBatchNorm, used for the GPUs of one process, normalizes axis 1 "
-                             f"only, and {block.name} has axis={axis}. Use one process per GPU")
-    for block in blocks:
-        key = f"{block.prefix}{id(block)}"  # by which MXNet knows the layer among all networks of the process
-        MXNetSyncBatchNorm.take(block, key, num_devices, use_global_stats=False, **_kernel(block))
-
-
-def _kernel(block: Any, *names: str) -> dict[str, Any]:
-    own = batch_norms.settings(block)
-    return {name: own[name] for name in ("eps", "momentum", "fix_gamma", *names)}

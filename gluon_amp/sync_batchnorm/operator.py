@@ -1,8 +1,4 @@
-"""The operator behind converted blocks: MXNet's BatchNorm kernels, with statistics summed over contexts and processes.
-
-The kernels normalize with given statistics. They leave the share of the statistics out of the gradient: another call of
-theirs on the same data computes it. MXNet runs the operator in a thread of its own for each context.
-"""
+"""The operator behind converted blocks: MXNet's BatchNorm kernels, with statistics of all contexts and processes."""
 from __future__ import annotations
 
 import ast

@@ -24,9 +24,8 @@ _PICKLED = STATES_BEGIN + b"1\n"  # as versions before wrote them
 def state_dict() -> dict[str, dict[str, float]]:
     """Return the state of every loss scaler in use, in the order of the trainers' ``init_trainer`` and their losses.
 
-    The names are ``'loss_scaler0'``, ``'loss_scaler1'``, ..., the states plain numbers, fit for JSON or pickle. A
-    scaler that several trainers share is there once. A trainer that was set up before the last :func:`init` or
-    :func:`initialize` is left out until it scales a loss again.
+    The names are ``'loss_scaler0'``, ``'loss_scaler1'``, ..., the states numbers, fit for JSON. A trainer of before the
+    last :func:`init` or :func:`initialize` is left out until it scales a loss again.
     """
     return {f"loss_scaler{number}": scaler.state_dict() for number, scaler in enumerate(_scalers())}
 
@@ -57,10 +56,10 @@ def load_scalers(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, fl
 
 
 def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
-    """Write the optimizer, its states and the loss scalers' into one file, atomically.
+    """Write the optimizer, its states and the loss scalers' into one file, whole or not at all.
 
-    The file holds JSON and arrays: reading it runs no code. Raises TypeError where the optimizer, or its scheduler,
-    holds something that is neither a number, a text, an array nor an object of such; the message says where.
+    The file holds JSON and arrays: reading it runs no code. Raises TypeError for an optimizer or a scheduler that holds
+    other things than numbers, texts, arrays and objects of them.
     """
     header = json.dumps([scaler.state_dict() for scaler in scalers_of(trainer)]).encode()
     content = b"".join((_MAGIC, header, b"\n", optimizer_states.write(trainers.optimizer_states(trainer))))
@@ -77,19 +76,21 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: ty
     Parameters
     ----------
     trainer : gluon.Trainer
-        Its optimizer, and its loss scalers where the file and the trainer have any, continue from the file. It has the
-        network, the optimizer and the number of losses of the trainer that was saved.
+        With the network, the optimizer and the number of losses of the trainer that was saved.
     fname : path
         The file.
     classes : type or sequence of type
         Classes of your own that the file may hold objects of, such as a scheduler of learning rates.
     """
     scalers = scalers_of(trainer)
-    own_classes = checks.one_or_several("classes", classes, type, "a class") if classes else []
+    own = checks.one_or_several("classes", classes, type, "a class") if classes else []
+    # The trainer has some of the user's classes already.
+    scheduler = trainer.optimizer.lr_scheduler
+    own += [type(each) for each in (trainer.optimizer, scheduler) if not isinstance(each, (FunctionType, type(None)))]
     with open(fname, "rb") as file:
         content = file.read()
     try:
-        states, read = _parsed(content, known_classes(*own_classes, *_classes_of(trainer)))
+        states, read = _parsed(content, known_classes(*own))
         for state in states:
             ScalerState.of(state)
         hand_over = trainers.load_optimizer_states(trainer, read)
@@ -111,21 +112,14 @@ def fitting(scalers: Sequence[LossScaler], states: Sequence[Any], fname: str | o
     return states if scalers else ()
 
 
-def _classes_of(trainer: gluon.Trainer) -> list[type]:
-    """Return the user's own classes that the trainer has already."""
-    optimizer = trainer.optimizer
-    scheduler = optimizer.lr_scheduler
-    return [type(optimizer), *([] if scheduler is None or isinstance(scheduler, FunctionType) else [type(scheduler)])]
-
-
 def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Callable[[], Any]]:
     """Return the states of loss scalers, and a function that reads the optimizer's states."""
     for magic in (_MAGIC, _PICKLED):
         if content.startswith(magic):
             header, _, states = content[len(magic):].partition(b"\n")
             raw = json.loads(header) or []
-            states_of_scalers = raw if isinstance(raw, list) else [raw]
-            return states_of_scalers, partial(optimizer_states.read if magic == _MAGIC else unpickle, states, classes)
+            return raw if isinstance(raw, list) else [raw], partial(
+                optimizer_states.read if magic == _MAGIC else unpickle, states, classes)
     return [], partial(unpickle, content, classes)
 
 

@@ -23,9 +23,8 @@ _SUFFIX = ".scaler"
 class AmpHandler(TrainBegin, TrainEnd, GradientUpdateHandler):
     """Make ``Estimator.fit`` train in mixed precision, with loss scaling; needs no ``amp.init``.
 
-    Takes the place of the estimator's ``GradientUpdateHandler``. Training and the validation in the course of it run
-    under :class:`autocast`; work of the estimator before and after is not touched. A batch processor whose
-    ``fit_batch`` is the user's own has to scale the loss itself, with :func:`scale_loss`, unless the scale is 1.
+    Takes the place of the estimator's ``GradientUpdateHandler``. Training, and validation in its course, run under
+    :class:`autocast`. A ``fit_batch`` of your own has to scale the loss itself, with :func:`scale_loss`.
 
     Parameters
     ----------
@@ -106,10 +105,8 @@ def _own(processor: Any) -> Any:
 class AmpCheckpointHandler(CheckpointEvents):
     """MXNet's ``CheckpointHandler``, with the loss scaler's state in every checkpoint.
 
-    Takes the same parameters. The scaler is written beside parameters and trainer states, to
-    ``<model_prefix>-epoch<n>batch<m>.scaler``, and read again with ``resume_from_checkpoint=True``; a checkpoint
-    without such a file, from training without AMP, leaves the scaler as it is. Give it to ``fit`` together with
-    :class:`AmpHandler`.
+    Takes the same parameters, and goes to ``fit`` together with :class:`AmpHandler`. The scaler is written to
+    ``<model_prefix>-epoch<n>batch<m>.scaler``, and read with ``resume_from_checkpoint=True`` where that file exists.
     """
 
     def saved(self, estimator: Estimator, stem: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
@@ -28,8 +29,7 @@ def _count(name: str, value: float, least: int = 0) -> int:
     return int(value)
 
 
-def _one_or_more(name: str, value: float) -> int:
-    return _count(name, value, 1)
+_one_or_more = partial(_count, least=1)
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,7 @@ def _known_as(name: str, part: str, field: str, checked: Callable[[str, Any], An
 
 
 class LossScaler:
-    """A loss scale that counts skipped steps; the base of the two kinds below.
-
-    Without arguments it is a :class:`DynamicLossScaler` with its defaults, as in ``mxnet.contrib.amp``.
+    """A loss scale that counts skipped steps; without arguments a :class:`DynamicLossScaler` with its defaults.
 
     Parameters
     ----------
@@ -155,10 +153,8 @@ class LossScaler:
         self._state = self._rule(self._state, found_inf)
 
     def take_report(self, found_inf: bool, last: int | None) -> int:
-        """Take note of the step of one of several trainers: steps of one iteration count as one; return its number.
-
-        ``last`` is the number returned for the trainer's step before: an iteration ends when a trainer reports again.
-        """
+        """Take note of a trainer's step: steps of one iteration, until a trainer reports again, count as one."""
+        # Returns the number of the iteration; ``last`` is that of the trainer's step before.
         if self._before is None or last == self._iteration:
             self._iteration += 1
             self._before = self._state

@@ -32,27 +32,25 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
                  gradient_predivide_factor: float = 1.0) -> None:
     """Attach a loss scaler to a trainer, which from then on skips steps whose gradients are not finite.
 
-    A trainer that works with other processes, on the KVStore ``dist_sync`` or as Horovod's ``DistributedTrainer``,
-    skips when the gradients of any process are not finite. All processes must call this, with the same parameters.
+    With several processes, on the KVStore ``dist_sync`` or Horovod's ``DistributedTrainer``, a step is skipped when the
+    gradients of any of them are not finite. All processes must call this, with the same parameters.
 
     Parameters
     ----------
     trainer : gluon.Trainer
         Must update locally: ``update_on_kvstore`` left out (it is switched off here) or False.
     loss_scaler : LossScaler, float, 'dynamic' or None
-        None scales dynamically for float16 and leaves the loss as it is (scale 1) for bfloat16 and FP32, whose
-        range needs no scaling; after :func:`initialize` it takes the level's. A number is a scale that never changes.
-        One scaler may serve several trainers.
+        None scales dynamically for float16, and by 1 for bfloat16 and FP32, whose range needs no more; after
+        :func:`initialize` it takes the level's. A number never changes. One scaler may serve several trainers.
     warn_after : int
         Warn when so many steps in a row were skipped.
     max_skipped : int, optional
-        Raise StateError from ``trainer.step`` when so many steps in a row were skipped. A run whose steps are all
-        skipped goes on without learning otherwise.
+        Raise StateError from ``trainer.step`` when so many steps in a row were skipped.
     allreduce_always_fp32 : bool
         Add float16 gradients of several processes up in FP32; bfloat16 ones always are.
     gradient_predivide_factor : float
-        Divide gradients by it before those of several processes are added up, so that sums of float16 gradients do not
-        overflow; powers of 2 lose nothing. The update makes up for it, and so do ``unscale`` and ``clip_global_norm``.
+        Divide gradients by it before those of several processes are added up, so that float16 sums do not overflow.
+        The update makes up for it, and so do ``unscale`` and ``clip_global_norm``.
 
     Examples
     --------
@@ -96,10 +94,9 @@ def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]
 
 
 def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
-    """Return the loss scaler of a trainer: its scale, and how many steps were skipped.
+    """Return the loss scaler of a trainer, or of a loss where ``amp.initialize(num_losses=...)`` made one for each.
 
-    ``loss_id`` is the number of the loss where ``amp.initialize(num_losses=...)`` made a scaler for each. The scaler's
-    ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
+    Its ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
     """
     return attached_to(trainer, "get_loss_scaler").scaler_of(loss_id)
 
@@ -121,11 +118,10 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
     loss : NDArray or sequence of NDArray
         Of any shape; float16 losses are scaled in FP32, where they cannot overflow.
     trainer : gluon.Trainer or sequence of them
-        The trainer of the parameters, after :func:`init_trainer`. Several trainers whose parameters get gradients from
-        the same loss must share one scaler, or have the same scale.
+        After :func:`init_trainer`. Several trainers that get gradients from the same loss must have the same scale.
     loss_id : int
-        Which of the trainer's scalers to use, where ``amp.initialize(num_losses=...)`` made one per loss. What the
-        backward of one loss leaves is brought to the scale of the next, so that losses may add up in one gradient.
+        Which of the trainer's scalers to use, where ``amp.initialize(num_losses=...)`` made one per loss. Losses of
+        different scales may add up in one gradient.
     enabled : bool
         False gives the loss back as it is.
 
@@ -149,7 +145,7 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
         return
     several = checks.one_or_several("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     items = [attached_to(one, "scale_loss") for one in several]
-    losses_in("loss", loss)
+    check_losses("loss", loss)
     with ExitStack() as stack:
         scales = {stack.enter_context(item.scaling(loss_id)) for item in items}
         if len(scales) != 1:
@@ -164,14 +160,12 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
                  "gives: with amp.scale_loss(loss, trainer) as scaled_loss: scaled_loss.backward()")
 
 
-def losses_in(name: str, value: Loss) -> list[NDArray]:
-    """Return a loss, or several, as a list; raise TypeError for what cannot have a gradient."""
-    losses = checks.one_or_several(name, value, NDArray, "an NDArray")
-    for loss in losses:
+def check_losses(name: str, value: Loss) -> None:
+    """Raise TypeError for what is no loss, or cannot have a gradient."""
+    for loss in checks.one_or_several(name, value, NDArray, "an NDArray"):
         if np.dtype(loss.dtype).kind in "iub":
             raise TypeError(f"expected a floating-point loss, received {name} of type {np.dtype(loss.dtype)}: integers "
                             "have no gradient")
-    return losses
 
 
 def scaled(loss: Any, scale: float) -> Any:
@@ -195,11 +189,9 @@ def unscale(trainer: gluon.Trainer) -> None:
 def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
     """Scale all gradients down so that their joint 2-norm is at most ``max_norm``, whatever loss scale they carry.
 
-    Gradients of several devices or processes are added up first, and ``trainer.step`` does not do so again.
-
-    ``max_norm`` is in units of the unscaled gradients; ``float('inf')`` reads the norm alone. Returns the norm before
-    clipping, without the loss scale: infinite or NaN when the gradients are, which are then left as they are, and the
-    step will be skipped.
+    Gradients of several devices or processes are added up first. ``max_norm`` is in units of the unscaled gradients;
+    ``float('inf')`` reads the norm alone. Returns the norm before clipping, without the loss scale: not finite where
+    the gradients are not, which are then left as they are, and the step will be skipped.
     """
     checks.above_zero("max_norm", max_norm)
     return attached_to(trainer, "clip_global_norm").clip(max_norm)
@@ -208,9 +200,7 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
 def master_params(trainer: gluon.Trainer) -> Iterator[NDArray]:
     """Yield the FP32 values that the trainer updates: masters of float16 parameters, other parameters themselves.
 
-    Masters exist from the first step on, with ``multi_precision=True``. Raises StateError between :func:`scale_loss`
-    and ``trainer.step`` where the gradients of these arrays are not those that the step will use: clip by
-    :func:`clip_global_norm`.
+    Masters exist from the first step on, with ``multi_precision=True``. To clip gradients use :func:`clip_global_norm`.
     """
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     scaler = trainers.attached(trainer)

@@ -1,8 +1,4 @@
-"""The decision on a trainer's step: which scale its gradients carry, whether to skip, and what a skipped step undoes.
-
-MXNet's trainer asks ``trainer._amp_loss_scaler.has_overflow(params)`` after the gradients are reduced, and leaves the
-update out when the answer is true. A :class:`TrainerScaler` is that attribute.
-"""
+"""The decision on a trainer's step: which scale its gradients carry, and whether to skip it."""
 from __future__ import annotations
 
 import gc
@@ -44,13 +40,11 @@ def _of_first_scaler(name: str) -> property:
 
 
 class TrainerScaler:
-    """Connects one trainer with its loss scalers, and decides on its steps.
-
-    Without scalers the trainer trains as in plain FP32: losses are not scaled, and no step is skipped.
-    """
+    """Connects one trainer with its loss scalers, and decides on its steps: what MXNet asks ``has_overflow``."""
 
     def __init__(self, trainer: gluon.Trainer, scalers: LossScaler | Sequence[LossScaler], warn_after: int = 20,
                  max_skipped: int | None = None):
+        # Without scalers the trainer trains as in plain FP32.
         self.trainer = trainer
         self.skips = isinstance(scalers, LossScaler) or bool(scalers)
         self.scalers = [scalers] if isinstance(scalers, LossScaler) else list(scalers) or [StaticLossScaler(1.0)]
@@ -120,8 +114,8 @@ class TrainerScaler:
     @property
     def carried(self) -> float:
         """The scale that the gradients at hand carry, of the loss and of their reduction."""
-        is_divided = self.reduction and self._fresh is not None and self.state is not StepState.UNSCALED
-        return self._scale_of_losses() / (self.reduction.factor if is_divided else 1.0)  # type: ignore[union-attr]
+        is_divided = self._fresh is not None and self.state is not StepState.UNSCALED
+        return self._scale_of_losses() / (self.reduction.factor if self.reduction and is_divided else 1.0)
 
     def _scale_of_losses(self) -> float:
         return self.applied if self.state is StepState.SCALED else 1.0
@@ -141,15 +135,15 @@ class TrainerScaler:
     @contextmanager
     def scaling(self, loss_id: int = 0) -> Iterator[float]:
         """Give the scale for a loss whose backward runs in the body."""
-        scale = self._begin(loss_id)
+        self._begin(loss_id)
         try:
-            yield scale
+            yield self.applied
         finally:
             if len(self.scalers) > 1 and not self._overflowed and not self._begin_check()():
                 self._overflowed = set(self._open)
             self._open.remove(loss_id)
 
-    def _begin(self, loss_id: int) -> float:
+    def _begin(self, loss_id: int) -> None:
         scale = self.scaler_of(loss_id).loss_scale
         running_stats.scaled([self.trainer])
         self.session = in_force.session
@@ -164,12 +158,11 @@ class TrainerScaler:
             self.applied = scale
         elif not self._open and scale != self.applied:
             # Gradients of another loss, in the same buffers or beside them, must carry the scale of this one.
-            self._multiply(scale / self.applied)
+            trainers.scale_gradients(self.trainer, scale / self.applied)
             self.applied = scale
         self.state = StepState.SCALED
         self._scaled.add(loss_id)
         self._open.append(loss_id)
-        return self.applied
 
     def carry(self, scale: float) -> None:
         """Take note that a loss was scaled without :meth:`scaling`, and its gradients carry this scale."""
@@ -189,7 +182,8 @@ class TrainerScaler:
                      "no loss was scaled since the last step: use amp.scale_loss first")
             raise StateError(f"unscale: the trainer's gradients are not scaled; {cause}")
         self._reduce_ahead("unscale")
-        self._multiply(1.0 / self.carried)
+        if self.carried != 1.0:
+            trainers.scale_gradients(self.trainer, 1.0 / self.carried)
         self.state = StepState.UNSCALED
 
     def clip(self, max_norm: float) -> float:
@@ -197,12 +191,8 @@ class TrainerScaler:
         self._reduce_ahead("clip_global_norm")
         norm = trainers.gradient_norm(self.trainer) / self.carried
         if math.isfinite(norm) and norm > max_norm:
-            self._multiply(max_norm / norm)
+            trainers.scale_gradients(self.trainer, max_norm / norm)
         return norm
-
-    def _multiply(self, factor: float) -> None:
-        if factor != 1.0:
-            trainers.scale_gradients(self.trainer, factor)
 
     # The sums over devices and processes
 
@@ -240,15 +230,6 @@ class TrainerScaler:
                 and trainers.gradient_norm(self.trainer) != 0.0):
             raise StateError("a backward pass after trainer.allreduce_grads() would add the gradients of one process "
                              "to those of all. With gradient accumulation reduce once, after the last micro-batch")
-
-    def _agreed(self, finite: bool, reduction: Reduction) -> bool:
-        if self._fresh is None:
-            raise StateError("update: the gradients were not reduced over the processes. Call "
-                             "trainer.allreduce_grads() before trainer.update(), or trainer.step()")
-        finite, self._overflowed, written = reduction.agree(
-            finite, self._scale_of_losses(), self._overflowed, len(self.scalers), list(map(any, self._fresh)))
-        trainers.mark_fresh(self.trainer, [[flag] * len(flags) for flag, flags in zip(written, self._fresh)])
-        return finite
 
     # The step
 
@@ -299,7 +280,12 @@ class TrainerScaler:
     def _decide(self, finite: bool) -> None:
         carried = self.carried
         if self.reduction is not None:
-            finite = self._agreed(finite, self.reduction)
+            if self._fresh is None:
+                raise StateError("update: the gradients were not reduced over the processes. Call "
+                                 "trainer.allreduce_grads() before trainer.update(), or trainer.step()")
+            finite, self._overflowed, written = self.reduction.agree(
+                finite, self._scale_of_losses(), self._overflowed, len(self.scalers), list(map(any, self._fresh)))
+            trainers.mark_fresh(self.trainer, [[flag] * len(flags) for flag, flags in zip(written, self._fresh)])
         for listener in self.listeners:
             listener(not finite)
         if finite and carried != 1.0:
@@ -344,14 +330,11 @@ class TrainerScaler:
         scaler = max(self.scalers, key=lambda scaler: scaler.skipped_in_a_row)
         in_a_row, of_late = scaler.skipped_in_a_row, sum(self._recent)
         is_last = self._max_skipped is not None and in_a_row >= self._max_skipped
-        if not self.step_was_skipped:
+        is_often = of_late >= _RECENT // 2 and not self._told["skips"]
+        if not self.step_was_skipped or not (is_last or is_often or in_a_row == self._warn_after):
             return
-        if is_last or in_a_row == self._warn_after:
-            count = f"{in_a_row} steps in a row"
-        elif of_late >= _RECENT // 2 and not self._told["skips"]:
-            count = f"{of_late} of the last {len(self._recent)} steps"
-        else:
-            return
+        count = (f"{in_a_row} steps in a row" if is_last or in_a_row == self._warn_after else
+                 f"{of_late} of the last {len(self._recent)} steps")
         self._told["skips"] = True
         advice = ("The loss scale is at its lowest: the loss or the data may be infinite or NaN themselves, or a layer "
                   "overflows; try a lower learning rate, or amp.exclude for the layers named"
@@ -364,10 +347,7 @@ class TrainerScaler:
 
 
 def attach(scaler: TrainerScaler, *, updates: bool = True, **reduction: Any) -> None:
-    """Put a scaler on its trainer, which updates locally from then on; the rest is for :func:`.parallel.distribute`.
-
-    With ``updates=False`` the trainer reduces and updates as without the scaler.
-    """
+    """Put a scaler on its trainer, which updates locally where ``updates`` says so; the rest is for ``distribute``."""
     trainer = scaler.trainer
     if updates:
         trainers.update_locally(trainer)

@@ -35,11 +35,6 @@ CASES = {
                               2 * (12 * 6 * 6) * 2, {"heads": 4}),
     "self-attention values": ("_contrib_interleaved_matmul_selfatt_valatt", [(6, 3, 24), (12, 6, 6)], (6, 3, 8),
                               2 * (6 * 3 * 8) * 6, {"heads": 4}),
-    "attention in C++": ("_gluon_amp_attention", [(6, 3, 24)], (6, 3, 8), 2 * (2 * (6 * 3 * 8) * 6),
-                         {"heads": 4, "layout": "interleaved", "operands": "projections"}),
-    "attention in C++ on other keys": ("_gluon_amp_attention", [(3, 6, 7), (3, 6, 8), (3, 7, 8), (3, 7, 8)], (3, 6, 8),
-                                       2 * (2 * (3 * 6 * 8) * 7),
-                                       {"heads": 4, "layout": "separate", "operands": "mask,queries,keys,values"}),
     # Two layers of 4 gates with 5 units, from 3 numbers: 4*5*(3+5) and 4*5*(5+5) weights, at 7 steps of 2 sequences.
     "LSTM": ("RNN", [(7, 2, 3)], (7, 2, 5), 2 * 7 * 2 * (4 * 5 * 8 + 4 * 5 * 10),
              {"mode": "lstm", "state_size": 5, "num_layers": 2}),
