@@ -482,6 +482,11 @@ def in_types(cases):
 
 # What holds for all.
 
+def test_every_operator_has_rows():
+    others = {"dropout", "all_finite", *native.UPDATES}  # in test_results.py and test_finite.py
+    assert {f"_gluon_amp_{op}" for op in {case.op for case in TABLE} | others} == native.OPERATORS
+
+
 @pytest.mark.parametrize(("case", "dtype"), in_types(TABLE))
 def test_values_and_gradients(case, dtype):
     inputs = case.arrays(dtype)
