@@ -334,16 +334,6 @@ def check_trained(name, grad_req, flags, target, tolerance, monkeypatch, operato
         assert np.linalg.norm(one - other) < tolerance * np.linalg.norm(other)
 
 
-@requires_core
-def test_a_report_says_so():
-    net = SqueezeAndExcite()
-    net.initialize()
-    net.hybridize()
-    amp.init("float32")
-    found = amp.report(net, nd.ones((2, 16, 24, 24)), train=True)
-    assert "Pooling" in {row.op for row in found.operators if row.native}
-
-
 class Scaled(HybridBlock):
     def hybrid_forward(self, F, x, y):
         return F.broadcast_mul(F.relu(x), F.relu(y))

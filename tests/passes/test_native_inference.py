@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, nd
-from mxnet.gluon import SymbolBlock, nn, rnn
+from mxnet.gluon import SymbolBlock, nn
 from native_cases import assert_close, requires_core
 from native_networks import BATCH, FLAGS, distance, inputs, network, requires_onednn
 
@@ -58,19 +58,6 @@ class TestHybridized:
                 net(*inputs(seed=1))
             (layer,) = [node for node in latest(net) if node.kind == "RNN"]
             assert layer.attrs["training"] == str(recorded)
-
-    @requires_rnn
-    def test_gradients_outside_of_training_mode(self):
-        def gradient():
-            net = network()
-            with autograd.record(train_mode=False):
-                out = net(*inputs(seed=1))
-            out.backward()
-            return net.lstm.l0_i2h_weight.grad().asnumpy()
-
-        expected = gradient()
-        amp.init("float32")
-        assert_close(gradient(), expected, 2e-6)
 
 
 def small_symbol():
@@ -345,25 +332,6 @@ class TestConverted:
                 assert_close(outer(x).asnumpy(), np.maximum(expected, 0), 1e-5)
                 assert_close(converted(x).asnumpy(), expected, 1e-5)
                 amp.deinit()
-
-    def test_a_report_says_which_ran(self):
-        net, arrays = traced()
-        found = amp.report(amp.convert_hybrid_block(net, "float32"), arrays)
-        ran = [row for row in found.operators if row.native]
-        assert {row.op for row in ran} >= {"LayerNorm", "clip"}
-        assert f"{len(ran)} of the operators ran in C++" in found.summary
-
-    def test_states_of_recurrent_layers(self):
-        layer = rnn.GRU(24, 2, input_size=16, bidirectional=True)
-        layer.initialize(mx.init.Normal(0.3))
-        (x,), state = inputs(), mx.nd.ones((4, 40, 24))
-        layer.hybridize()
-        out, states = layer(x, [state])
-        expected = [out.asnumpy(), states[0].asnumpy()]
-        converted = amp.convert_hybrid_block(layer, "float32", data_example=[x, [state]])
-        out, states = converted(x, [state])
-        for one, other in zip([out, states[0]], expected):
-            assert_close(one.asnumpy(), other, 1e-5)
 
     @pytest.mark.bf16
     @requires_rnn

@@ -1,16 +1,13 @@
 """Networks with operators in C++ against MXNet's own operators, in training."""
 from __future__ import annotations
 
-import threading
-
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import HybridBlock, SymbolBlock, Trainer, nn, rnn
-from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
+from mxnet.gluon import HybridBlock, SymbolBlock, nn, rnn
 from native_cases import assert_close, kinds, requires_core, results_of_batches
-from native_networks import FLAGS, LENGTH, UNITS, distance, inputs, network, requires_onednn, train
+from native_networks import FLAGS, LENGTH, distance, inputs, network, requires_onednn, train
 
 import gluon_amp as amp
 from gluon_amp import native
@@ -166,26 +163,6 @@ def test_frozen_parameters_and_data_without_gradient():
         assert_close(one, other, 2e-6)
 
 
-def test_threads():
-    net = network(flags={"static_alloc": False})
-    amp.init("float32")
-    batches = [inputs(seed=seed)[0] for seed in range(4)]
-    expected = [net(x).asnumpy() for x in batches]
-    received = [None] * len(batches)
-
-    def work(index):
-        for _ in range(5):
-            received[index] = net(batches[index]).asnumpy()
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(batches))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for one, other in zip(received, expected):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_without_a_batch():
     net = nn.HybridSequential()
     net.add(nn.LayerNorm(in_channels=64), nn.HybridLambda(lambda F, x: F.clip(x, -1, 1)))
@@ -292,15 +269,6 @@ def test_sparse_arguments_keep_mxnets_operators():
     assert net(dense.tostype("row_sparse")).asnumpy().max() == 6
 
 
-def test_the_variable_of_the_environment_is_read_with_the_library(monkeypatch):
-    for name in ("_core", "_onednn"):
-        monkeypatch.setattr(native.loader, name, lambda: native.Library("core", frozenset(), "switched off"))
-    amp.init("float32")
-    net = network(flags={"static_alloc": True})
-    net(*inputs())
-    assert not any(kind.startswith("_gluon_amp") for kind in kinds(net))
-
-
 @pytest.mark.parametrize(("kind", "operators"), [
     ("everything", {"LayerNorm", "clip"}), pytest.param("softmax", {"softmax", "log_softmax"}, marks=requires_onednn)])
 def test_a_report_says_which_ran(kind, operators):
@@ -314,42 +282,6 @@ def test_a_report_says_which_ran(kind, operators):
     amp.deinit()
     amp.init("float32", disable_passes=["native_operators"])
     assert not any(row.native for row in amp.report(net, arrays).operators)
-
-
-@pytest.mark.bf16
-@pytest.mark.slow
-@requires_onednn
-def test_an_encoder_reaches_the_loss_of_fp32():
-    expected = np.array(losses())
-    amp.init("bfloat16")
-    received = np.array(losses())
-    assert expected[-50:].mean() < 0.5 * expected[:10].mean()
-    assert abs(received[-50:].mean() - expected[-50:].mean()) < 0.1 * expected[:10].mean()
-
-
-def losses(steps=300, batch=16, classes=8):
-    """Train to find the most frequent direction of noisy vectors; return the losses."""
-    net = nn.HybridSequential()
-    mx.random.seed(3)
-    body, head = network("joint", flags={}), nn.Dense(classes, in_units=UNITS)
-    head.initialize(mx.init.Xavier())
-    net.add(body, head)
-    trainer = Trainer(net.collect_params(), "adam", {"learning_rate": 1e-3})
-    if amp.is_active():
-        amp.init_trainer(trainer)
-    random, loss_of, found = np.random.RandomState(5), SoftmaxCrossEntropyLoss(), []
-    directions, bias = random.normal(size=(classes, UNITS)), mx.nd.zeros((batch, 1, LENGTH))
-    for _ in range(steps):
-        labels = random.randint(classes, size=batch)
-        chosen = np.where(random.uniform(size=(batch, LENGTH)) < 0.4, labels[:, None],
-                          random.randint(classes, size=(batch, LENGTH)))
-        x = mx.nd.array(directions[chosen] + random.normal(size=(batch, LENGTH, UNITS)))
-        with autograd.record():
-            loss = loss_of(head(body(x, bias).mean(axis=1)), mx.nd.array(labels))
-        loss.backward()
-        trainer.step(batch)
-        found.append(float(loss.mean().asscalar()))
-    return found
 
 
 @pytest.mark.parametrize("target", TYPES)
