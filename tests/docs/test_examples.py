@@ -50,17 +50,6 @@ def refusal(script, *arguments, **options):
     return done.stderr
 
 
-@pytest.fixture
-def without(tmp_path):
-    """Make a directory in which a package is missing, for the front of the path."""
-    def hide(name):
-        directory = tmp_path / f"without_{name}"
-        directory.mkdir()
-        (directory / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')")
-        return [directory]
-    return hide
-
-
 def numbers(pattern, text):
     return [float(found) for found in re.findall(pattern, text)]
 
