@@ -5,15 +5,12 @@ import asyncio
 import threading
 
 import mxnet as mx
-import numpy as np
 import pytest
 from mxnet.gluon import SymbolBlock
 
 import gluon_amp as amp
 
 pytestmark = pytest.mark.machine
-
-TYPES = {"float16": np.float16, "bfloat16": np.dtype([("bfloat16", np.uint16)])}
 
 
 @pytest.fixture(autouse=True, params=[pytest.param("bfloat16", marks=pytest.mark.bf16), "float16"])
