@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 
 import mxnet as mx
 import numpy as np
@@ -100,12 +99,6 @@ class TestLosses:
                 amp.scale_loss(mx.nd.ones(2, dtype="int32"), trainer):
             pass
 
-    def test_no_trainer_at_all(self):
-        amp.init()
-        with pytest.raises(TypeError, match=r"expected a gluon\.Trainer or a list of them, received trainer=\[\]"), \
-                amp.scale_loss(mx.nd.ones(1), []):
-            pass
-
 
 class TestArguments:
     def test_the_errors_name_the_argument(self):
@@ -191,17 +184,6 @@ class TestCellsThatRunAgain:
             pass
         assert len(amp.state_dict()) == 2
 
-    def test_levels_likewise(self):
-        kept = []
-        for _ in range(2):
-            net, trainer = make()
-            net, trainer = amp.initialize(net, trainer, opt_level="O2", loss_scale="dynamic", verbosity=0)
-            train(net, trainer)
-            kept.append(trainer)
-            assert list(amp.state_dict()) == ["loss_scaler0"]
-            amp.load_state_dict(amp.state_dict())
-            amp.deinit()
-
     def test_a_trainer_gets_the_scaler_of_another_type(self):
         amp.init("float32")
         net, trainer = make()
@@ -230,25 +212,3 @@ class TestCellsThatRunAgain:
         amp.init_trainer(trainer, 64.0)
         assert amp.get_loss_scaler(trainer).loss_scale == 64.0
         train(net, trainer)
-
-
-def test_a_region_object_serves_several_threads():
-    region = amp.autocast(dtype="float16")
-    entered, may_leave, inside = threading.Event(), threading.Event(), []
-
-    def enter():
-        with region:
-            entered.set()
-            may_leave.wait(20)
-            inside.append(amp.is_active())
-        inside.append(amp.is_active())
-
-    thread = threading.Thread(target=enter)
-    with region:
-        thread.start()
-        entered.wait(20)
-    assert not amp.is_active()
-    may_leave.set()
-    thread.join(20)
-    assert inside == [True, False]
-    copy.deepcopy(region)
