@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 os.environ.setdefault("GLUON_AMP_VERIFY", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # these tests are of the CPU; the null GPU's do not heed it
@@ -11,13 +10,11 @@ os.environ.pop("COLUMNS", None)  # several processes of pytest are told how wide
 
 import pytest
 from cpu_kinds import LACKING, NO_BF16, RUNS_BFLOAT16, take_for
-from patched_names import gone_in
 
 import gluon_amp as amp
 from gluon_amp import _start
 from gluon_amp.state.devices import support
 
-ROOT = Path(__file__).resolve().parents[1]
 # For programs that import the CUDA build without gluon_amp. The null GPU's tests look at what happens without.
 CUDA = _start.cuda_directories(sys.path)
 if CUDA and os.environ.get("NULLGPU_DEVICES", "0") == "0":
@@ -39,9 +36,6 @@ def lesser(request, monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    gone = gone_in(ROOT / "tests", ROOT / "tools")
-    if gone:
-        raise pytest.UsageError("\n".join(["tests replace names that do not exist:", *gone]))
     if RUNS_BFLOAT16:
         return
     skip = pytest.mark.skip(reason=f"{LACKING} bfloat16, not even emulated: {support('cpu').reason}")

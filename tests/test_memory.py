@@ -6,12 +6,9 @@ import os
 import subprocess
 import sys
 
-import mxnet as mx
 import pytest
 
-import gluon_amp as amp
-from gluon_amp import _machine, native
-from gluon_amp._machine import memory_obstacle
+from gluon_amp import native
 
 # Without static memory a step's arrays are made anew. Prints the page faults of a step, the median of the
 # last five of twelve (a heap may still grow once), and how many of eight arrays glibc maps that are as large as the
@@ -216,68 +213,6 @@ def test_graphs_take_the_smallest_of_mxnets_plans(start, environ, large):
     ("amp.init(target_dtype='float32')", {"MXNET_CPU_WORKER_NTHREADS": "2"}, 4)])
 def test_operators_share_two_spaces_of_temporary_memory(start, environ, spaces):
     assert _printed(SORTS.format(start=start), environ) == [spaces]
-
-
-@pytest.mark.parametrize(("environ", "expected"), [
-    ({}, ""), ({"GLUON_AMP_KEEP_MEMORY": "1", "MALLOC_ARENA_MAX": "2"}, ""),
-    ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}, ""),
-    ({"GLUON_AMP_KEEP_MEMORY": "0"}, "GLUON_AMP_KEEP_MEMORY=0"),
-    ({"MALLOC_TOP_PAD_": "0"}, "MALLOC_TOP_PAD_ is set, and wins"),
-    ({"GLIBC_TUNABLES": "glibc.malloc.top_pad=1:glibc.malloc.check=3"}, "glibc.malloc.top_pad is set, and wins")])
-def test_what_speaks_against_it_is_named(environ, expected):
-    assert memory_obstacle(environ) == expected
-
-
-def _train(net, x):
-    with mx.autograd.record():
-        loss = net(x).sum()
-    loss.backward()
-
-
-def _call(net, x):
-    net(x)
-
-
-def _run_bound(net, x):
-    net.bound.forward()
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """What glibc is told from here on, by a process that has told it nothing."""
-    found = []
-    monkeypatch.setattr(_machine, "_seen", set())
-    monkeypatch.setattr(_machine, "keep_freed_memory", _machine.keep_freed_memory.__wrapped__)
-    monkeypatch.setattr(_machine, "_tell_glibc", lambda settings: found.append({name: value for name, _, value in
-                                                                               settings}))
-    return found
-
-
-@pytest.mark.parametrize("step", [_train, _call, _run_bound])
-def test_large_arrays_of_the_first_step_are_mapped(told, step):
-    amp.init(target_dtype="float32")
-    net, x = mx.gluon.nn.Dense(2, in_units=3), mx.nd.ones((1, 3))
-    net.initialize()
-    net.bound = net(mx.sym.var("data")).bind(mx.cpu(), {"data": x, **{name: value.data() for name, value
-                                                                    in net.collect_params().items()}})
-    _machine._seen.clear()
-    told.clear()
-    step(net, x)
-    assert told == [{"MMAP_THRESHOLD": 128 << 10}]
-    step(net, x)
-    assert told[-1]["MMAP_THRESHOLD"] == 32 << 20
-    number = len(told)
-    _machine.note_step("another event")
-    assert len(told) == number
-
-
-def test_a_conversion_keeps_memory_at_once(told, monkeypatch):
-    net = mx.gluon.nn.Dense(2, in_units=3)
-    net.initialize()
-    monkeypatch.setattr("gluon_amp.convert.convert.keep_freed_memory", _machine.keep_freed_memory)
-    amp.convert_hybrid_block(net, "float32", data_example=mx.nd.ones((1, 3)))
-    _machine.note_step("forward")
-    assert [each["MMAP_THRESHOLD"] for each in told] == [32 << 20]
 
 
 SQUEEZE_AND_EXCITE = """

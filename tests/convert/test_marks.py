@@ -117,18 +117,6 @@ class TestConversions:
             warnings.filterwarnings("ignore", "(AMP|the b?float16 network) will be slow")
             convert(net)
 
-    def test_a_bucketing_module_has_its_record(self):
-        def symbols(length):
-            data = mx.sym.var("data")
-            made = mx.sym.FullyConnected(data, num_hidden=4, flatten=False, name="fc")
-            return made, ["data"], None
-
-        module = mx.mod.BucketingModule(symbols, default_bucket_key=5)
-        module.bind([("data", (2, 5, 8))], for_training=False)
-        module.init_params()
-        record = amp.convert_bucketing_module(module, LOW).conversion
-        assert (record.target_dtype, record.reason) == (LOW, "")
-
 
 class Overriding(HybridBlock):
     """Is written as MXNet 2's blocks are."""

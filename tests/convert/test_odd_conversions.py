@@ -1,9 +1,6 @@
 """Converted networks in places where others are used: inside other blocks, as symbols, around custom operators."""
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -66,12 +63,6 @@ def test_a_converted_network_inside_another_block(hybridized, with_amp, dtype):
     np.testing.assert_allclose(found.asnumpy(), expected, atol=1e-5 if dtype == "float32" else 0.05)
 
 
-@dtypes
-def test_a_converted_network_is_called_with_a_symbol(dtype):
-    made = amp.convert_hybrid_block(body(), dtype)
-    assert len(made(mx.sym.var("picture")).list_outputs()) == 1
-
-
 class Nested(gluon.HybridBlock):
     """Takes a list first, and perhaps a factor in its middle."""
 
@@ -127,20 +118,6 @@ def test_a_converted_network_whose_first_argument_is_none():
         made(x, None)
     with pytest.raises(ValueError, match="structure"):
         made(mx.sym.var("x"), None)
-
-
-def test_an_input_that_nothing_reads_is_warned_of_by_mxnet():
-    """Whose warnings about a call are those of the caller, not of this package."""
-    inner = Nested()
-    inner.hybrid_forward = lambda F, x, unread: inner.layer(x)
-    inner.initialize()
-    x = mx.nd.ones((2, 3))
-    made = amp.convert_hybrid_block(inner, "float32", data_example=[x, x])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert made(x, x).shape == inner(x, x).shape
-    own = Path(amp.__file__).parent
-    assert all(own not in Path(each.filename).parents for each in caught)
 
 
 class Tripled(gluon.HybridBlock):

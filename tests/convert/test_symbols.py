@@ -14,7 +14,7 @@ from mxnet.gluon import SymbolBlock, nn
 from networks import relative
 
 import gluon_amp as amp
-from gluon_amp.errors import GraphError, PolicyError, StateError
+from gluon_amp.errors import PolicyError, StateError
 
 pytestmark = [pytest.mark.machine, pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
@@ -238,37 +238,6 @@ class TestPlainConversions:
         np.testing.assert_array_equal(executor.grad_dict["fc_weight"].asnumpy(), 12)
         np.testing.assert_array_equal(executor.grad_dict["fc_bias"].asnumpy(), 12)
 
-    def test_a_bucketing_module_is_trained_on(self):
-        def sym_gen(length):
-            data, cell = mx.sym.var("data"), mx.rnn.LSTMCell(16, prefix="lstm_")
-            outputs, _ = cell.unroll(length, mx.sym.Embedding(data, input_dim=20, output_dim=8, name="embed"),
-                                     merge_outputs=True)
-            out = mx.sym.FullyConnected(outputs.reshape((-1, 16)), num_hidden=5, name="fc")
-            return mx.sym.SoftmaxOutput(out, mx.sym.var("softmax_label").reshape((-1,)), name="softmax"), ("data",), (
-                "softmax_label",)
-
-        def fitted(module):
-            module.init_optimizer(optimizer_params={"learning_rate": 0.1})
-            for length in (6, 4, 3):
-                words = mx.nd.array(np.arange(2 * length).reshape(2, length))
-                module.forward_backward(mx.io.DataBatch(
-                    [words], [words % 5], bucket_key=length, provide_data=[("data", (2, length))],
-                    provide_label=[("softmax_label", (2, length))]))
-                module.update()
-            return {name: array.asnumpy() for name, array in module.get_params()[0].items()}
-
-        mx.random.seed(2)
-        shapes = [("data", (2, 6))], [("softmax_label", (2, 6))]
-        module = mx.mod.BucketingModule(sym_gen, default_bucket_key=6)
-        module.bind(*shapes)
-        module.init_params(mx.init.Xavier())
-        start = {name: array.asnumpy() for name, array in module.get_params()[0].items()}
-        converted = amp.convert_bucketing_module(module, LOW)
-        converted.bind(*shapes)
-        expected, found = fitted(module), fitted(converted)
-        for name, value in expected.items():
-            assert relative(value - start[name], found[name] - start[name]) < 0.05, name
-
 
 class TestTraining:
     """What is folded, dropped or fused is not trained in silence."""
@@ -386,15 +355,6 @@ class TestParameters:
         module = with_parameters(bound(model[0], for_training=False), *model[1:])
         module.set_params({"fc_bias": mx.nd.ones(4)}, {}, allow_missing=True)
         assert module._exec_group.execs[0].arg_dict["fc_bias"].asnumpy().tolist() == [1] * 4
-
-    def test_after_deinit_mxnet_is_as_it_was(self):
-        symbol = network()
-        original = mx.sym.Symbol.bind
-        amp.convert_model(symbol, *values(symbol, **SHAPES), LOW, optimize="all")
-        assert mx.sym.Symbol.bind is not original
-        amp.init(LOW)
-        amp.deinit()
-        assert mx.sym.Symbol.bind is original
 
 
 HEADS = {
@@ -598,32 +558,6 @@ class TestLists:
         assert (new_args["conv_weight"].dtype, new_args["small_weight"].dtype) == (np.float32, np.float16)
 
 
-class TestParametersOfAnotherNetwork:
-    def model(self, channels=16, hidden=8):
-        x = normalised(layer(layer(mx.sym.var("data")), "second", 24))
-        x = mx.sym.Flatten(mx.sym.Pooling(mx.sym.relu(x), global_pool=True, kernel=(1, 1), pool_type="avg"))
-        x = mx.sym.FullyConnected(mx.sym.FullyConnected(x, num_hidden=hidden, name="one"), num_hidden=2, name="two")
-        return (x, *values(x, data=(1, channels, 8, 8)))
-
-    @pytest.mark.parametrize("example", [{"data": (1, 16, 8, 8)}])
-    @pytest.mark.parametrize(("name", "shape"), [
-        ("one_weight", (9, 24)), ("conv_weight", (16, 16, 3, 3)), ("conv_weight", (32, 16, 1, 1)), ("one_bias", (9,)),
-        ("", ())])
-    def test_shapes_have_to_fit_the_layers(self, name, shape, example):
-        symbol, args, aux = self.model()
-        if not name:
-            assert amp.convert_model(symbol, args, aux, data_example=example)[0].list_outputs() == ["two_output"]
-            return
-        (aux if "moving" in name else args)[name] = mx.nd.ones(shape)
-        with pytest.raises(GraphError, match=f"{name}|do not belong together|does not fit"):
-            amp.convert_model(symbol, args, aux, data_example=example)
-
-    def test_names_have_to_fit(self):
-        symbol, args, aux = self.model()
-        with pytest.raises(GraphError, match="parameters lack conv_weight, second_weight"):
-            amp.convert_model(symbol, {f"other_{name}": array for name, array in args.items()}, aux)
-
-
 class TestBlocks:
     @staticmethod
     def net():
@@ -659,30 +593,6 @@ class TestBlocks:
         with pytest.raises(StateError, match="cannot be trained"), autograd.record():
             fast(mx.nd.ones((2, 16, 6, 6)))
         assert fast(mx.nd.ones((2, 16, 6, 6))).shape == (2, 4)
-
-    def test_a_head_on_it_is_trained(self):
-        fast, head = amp.convert_hybrid_block(self.net(), LOW), nn.Dense(2, in_units=4)
-        head.initialize(mx.init.One())
-        net = nn.HybridSequential()
-        net.add(fast, head)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-        before = head.weight.data().asnumpy()
-        self.step(net, trainer)
-        assert (head.weight.data().asnumpy() != before).any()
-
-    def test_one_of_casts_only_is_trained(self):
-        net = self.net()
-        plain = amp.convert_hybrid_block(net, LOW, optimize="none")
-        plain.collect_params().setattr("grad_req", "write")
-        slopes = []
-        for each in (net, plain):
-            with autograd.record():
-                loss = (each(mx.nd.array(np.random.RandomState(2).normal(size=(4, 16, 6, 6)))) ** 2).sum()
-            loss.backward()
-            slopes.append({name: parameter.grad().asnumpy() for name, parameter in each.collect_params().items()
-                           if parameter.grad_req != "null"})
-        for name, slope in slopes[0].items():
-            assert relative(slope, slopes[1][name]) < 0.1, name
 
     @pytest.mark.bf16
     def test_an_imported_one_is_not_trained_under_amp(self, tmp_path):

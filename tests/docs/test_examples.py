@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 
 import mxnet as mx
-import numpy as np
 import pytest
 from mxnet import gluon
 
@@ -228,50 +227,6 @@ class TestImagenet:
             found = losses("--sync_bn", "--opt-level", level, **TWO)
             assert found[0] == pytest.approx(whole[0], rel=1e-2)
             assert len(found) == 2
-
-    def test_records_hold_what_folders_hold(self, module, digits, records):
-        images = module("image_data")
-        for part in ("train", "val"):
-            one, other = (images.Centered(images._open(root, part), 28) for root in (digits, records))
-            assert len(one) == len(other)
-            for number in (0, len(one) - 1):
-                np.testing.assert_array_equal(one[number][0], other[number][0])
-                assert one[number][1] == other[number][1]
-
-    def test_checkpoints_are_written_whole_or_not_at_all(self, module, tmp_path, monkeypatch):
-        checkpoints = module("checkpoints")
-        net = gluon.nn.Dense(2, in_units=2)
-        net.initialize()
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
-        path = tmp_path / "checkpoint.zip"
-        checkpoints.save(path, net, trainer, {"epoch": 1, "arch": "dense"})
-        before = path.read_bytes()
-
-        def fail(*_):
-            raise OSError("disk full")
-
-        monkeypatch.setattr(zipfile.ZipFile, "write", fail)
-        with pytest.raises(OSError, match="disk full"):
-            checkpoints.save(path, net, trainer, {"epoch": 2, "arch": "dense"})
-        assert path.read_bytes() == before
-        assert list(tmp_path.iterdir()) == [path]
-
-    def test_broken_and_foreign_checkpoints_are_refused(self, module, tmp_path):
-        checkpoints = module("checkpoints")
-        net = gluon.nn.Dense(2, in_units=2)
-        net.initialize()
-        trainer = gluon.Trainer(net.collect_params(), "sgd")
-        path = tmp_path / "checkpoint.zip"
-        checkpoints.save(path, net, trainer, {"epoch": 1, "arch": "dense"})
-        assert checkpoints.read_progress(path, "dense")["epoch"] == 1
-        with pytest.raises(ValueError, match="expected a checkpoint of resnet, received one of dense"):
-            checkpoints.read_progress(path, "resnet")
-        content = bytearray(path.read_bytes())
-        place = content.index(net.weight.data().asnumpy().tobytes())
-        content[place] ^= 1
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="damaged"):
-            checkpoints.load(path, net, trainer, mx.cpu())
 
 
 class TestServing:

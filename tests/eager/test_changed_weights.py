@@ -10,7 +10,6 @@ from mxnet.gluon import Block, HybridBlock, nn
 from networks import BF16_EPS, relative
 
 import gluon_amp as amp
-from gluon_amp.eager import applier
 
 pytestmark = pytest.mark.machine
 
@@ -168,23 +167,3 @@ def test_gradients_by_grad_in_a_call(data):
     amp.init(LOW)
     one, other = net(data)
     assert relative(2 * one.asnumpy(), other.asnumpy()) < 4 * BF16_EPS
-
-
-@pytest.mark.bf16  # an imitated type has more casts
-def test_a_weight_used_twice_in_one_hybrid_call_is_cast_once(data, monkeypatch):
-    class Net(HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.inner = dense()
-
-        def hybrid_forward(self, F, x):
-            return self.inner(x) + self.inner(2 * x)
-    amp.init(LOW)
-    net = Net()
-    counted = []
-    cast = applier.Caster.cast
-    monkeypatch.setattr(applier.Caster, "cast", lambda self, array, *rest: counted.append(array.shape)
-                        or cast(self, array, *rest))
-    with autograd.record():
-        net(data)
-    assert counted.count((16, 16)) == 1

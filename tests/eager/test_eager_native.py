@@ -185,13 +185,6 @@ def test_switched_off_with_the_pass(settings, served):
     assert not served
 
 
-def test_off_in_regions_without_amp(served):
-    amp.init("float32")
-    with amp.autocast(enabled=False):
-        nd.clip(nd.ones(LARGE), 0, 1).wait_to_read()
-    assert not served
-
-
 @pytest.mark.bf16
 def test_under_bfloat16(served):
     x, gamma, beta = normal(*LARGE), nd.ones(1024), nd.zeros(1024)

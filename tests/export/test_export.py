@@ -243,15 +243,6 @@ class TestFloat16:
         with pytest.raises(amp.GraphError, match=r"is 0\.\d+ off MXNet in FP32"):
             amp.export_onnx(net, tmp_path / "net.onnx", normal(4, 50) * 0.1)
 
-    def test_convolutions_of_large_values(self, tmp_path):
-        net = nn.HybridSequential()
-        net.add(*(nn.Conv2D(8, 3, in_channels=8) for _ in range(3)))
-        net.initialize(mx.init.Xavier(magnitude=3))
-        data = normal(1, 8, 12, 12)
-        amp.export_onnx(net, tmp_path / "net.onnx", data)
-        with pytest.raises(amp.GraphError, match="is inf off"):
-            amp.export_onnx(net, tmp_path / "net.onnx", data * 90000)
-
 
 class TestDecisions:
     """What follows from a comparison is compared, too, and a difference in the last bit is no error."""

@@ -254,15 +254,6 @@ class TestOperators:
         drawn = next(node for node in result.operators() if node.name == "drop_dropout")
         assert drawn.attrs == {"p": "0.5", "mode": "always"}
 
-    def test_of_converted_graphs_nothing_else_changes(self):
-        """Such as casts: it has its own."""
-        result = graph(layer_norm(op("FullyConnected", "dense", variable("x", BIG), variable("w", (64, 64)), shape=BIG,
-                                     num_hidden=64)))
-        counts = rewrite(result, Policy("bfloat16", training=False), native={"_gluon_amp_layer_norm"}, converted=True,
-                         check=True)
-        assert counts == {"hard_swish": 0, "native_operators": 1, "identities": 0}
-        assert describe(result)[-2] == "ln: _gluon_amp_layer_norm(dense, gamma, beta) -> float32"
-
 
 class TestRecurrentLayers:
     @pytest.mark.parametrize("recorded", [True, False])
@@ -411,10 +402,6 @@ class TestInterleavedAttention:
         assert nodes["mixed"].attrs == {"layout": "interleaved", "heads": "4", "scale": repr(32 ** -0.5), "p": "0.1",
                                         "operands": "projections,lengths,bits"}
         assert nodes["drop_dropout"].attrs == {"p": "0.5"}
-
-    def test_without_either(self):
-        assert lines(interleaved(False, None), native=ATTENTION) == [
-            "data: relu(x) -> float32", "mixed: _gluon_amp_attention(data) -> float32", "out: mixed"]
 
     def test_in_fp32_dropout_draws_mxnets_numbers(self):
         assert not is_fused(lines(interleaved()))

@@ -7,7 +7,7 @@ import pytest
 from graphs import batch_norm, conv, describe, graph, op, rewrite, rewritten, variable
 
 from gluon_amp import GraphError
-from gluon_amp.graph import Entry, Role, cast
+from gluon_amp.graph import Entry, Role
 from gluon_amp.graph.attrs import region_mark
 from gluon_amp.passes import Context, driver
 from gluon_amp.passes.driver import verify
@@ -216,14 +216,3 @@ class TestVerifier:
         monkeypatch.setattr(driver, "PASSES", passes)
         with pytest.raises(GraphError, match=f"not sound behind the pass {name}: the name 'c' of a new node was taken"):
             rewrite(graph(op("softmax", "prob", conv("c", data(), 16, 16))), self.context.policy, check=True)
-
-    def test_a_second_cast_of_a_tensor(self):
-        made, nodes = self.result()
-        twin = cast(Entry(nodes["data"]), "bfloat16", "twin").node
-        nodes["c"].inputs = [nodes["c"].inputs[0], Entry(twin)]
-        nodes["c_float32"].inputs = [Entry(nodes["c"])]
-        self.check(made, "cast to bfloat16 2 times|was|2 times")
-
-    def test_inputs_in_another_order(self):
-        made, _ = self.result()
-        self.check(made, "the inputs were", ("c_weight", "data"))

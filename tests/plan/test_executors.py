@@ -12,14 +12,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 from cpu_kinds import LOW
-from graphs import plans_of
 from mxnet import autograd
 from mxnet.gluon import nn
 from networks import BF16_EPS, relative
 
 import gluon_amp as amp
 from gluon_amp._mxnet.symbols import dtype_name
-from gluon_amp.plan import planner
 from gluon_amp.plan.planner import Planner
 
 pytestmark = pytest.mark.machine
@@ -122,15 +120,6 @@ class TestReshape:
         assert low_layers(executor.reshape(data=(2, 32, 1, 1))) == {"fc"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
-def test_what_is_given_beside_the_arguments_means_nothing(dtype):
-    data = mx.nd.ones((2, 3))
-    given = {"data": data, "scalar": 3, "other": mx.nd.ones((7, 7))}
-    amp.init(dtype)
-    executor = (mx.sym.var("data") * 2).bind(mx.cpu(), args=given, args_grad={"data": mx.nd.zeros((2, 3)), "scalar": 1})
-    assert executor.forward()[0].asnumpy().tolist() == (data * 2).asnumpy().tolist()
-
-
 def test_statistics_behind_a_cured_operator_are_asked_for_no_gradient():
     last = mx.sym.SequenceLast(mx.sym.BatchNorm(mx.sym.var("data"), name="norm"))
     symbol = mx.sym.FullyConnected(last, mx.sym.var("weight"), num_hidden=5, no_bias=True)
@@ -169,16 +158,6 @@ def test_gradients_add_up_behind_a_while_loop(dtype):
     amp.init(dtype)
     for name, found in gradients().items():
         assert np.linalg.norm(found - expected[name]) <= 0.02 * np.linalg.norm(expected[name]), name
-
-
-@pytest.mark.bf16
-def test_the_plans_of_an_executor_are_bounded(monkeypatch):
-    monkeypatch.setattr(planner, "MOST_PLANS", 1)
-    amp.init("bfloat16")
-    executor = bound(small_maps(), (4, 32, 8, 8))
-    for size, expected in ((1, {"fc"}), (8, {"conv", "fc"}), (1, {"fc"})):
-        assert low_layers(executor.reshape(data=(4, 32, size, size))) == expected
-        assert len(plans_of(executor)) == 1
 
 
 @pytest.mark.bf16
@@ -223,19 +202,6 @@ def test_a_cast_among_many_readers_of_a_tensor_keeps_their_gradients(count):
     assert low_layers(executor) == {"fc"}
     for name, value in trained(executor, None).items():
         assert relative(expected[name], value) < 4 * BF16_EPS, name
-
-
-@pytest.mark.bf16
-def test_module_plans_for_every_shape():
-    amp.init("bfloat16")
-    module = mx.mod.Module(small_maps(), label_names=None)
-    module.bind([("data", (2, 32, 8, 8))])
-    module.init_params(mx.init.Xavier())
-    for size, expected in ((8, {"conv", "fc"}), (1, {"fc"}), (8, {"conv", "fc"})):
-        module.forward(mx.io.DataBatch([mx.nd.ones((2, 32, size, size))]), is_train=True)
-        module.backward([mx.nd.ones((2, 4))])
-        assert low_layers(module._exec_group.execs[0]) == expected
-    assert module.output_names == ["fc_output"]
 
 
 def rewritten():

@@ -101,12 +101,6 @@ def test_trains_in_low_precision():
     assert 0 < distance(weights(low.net), weights(plain.net)) < 0.1 * distance(weights(plain.net), first)
 
 
-def test_scales_float16_dynamically():
-    trained = estimator()
-    trained.fit(loader(), epochs=1, event_handlers=[amp.AmpHandler("float16")])
-    assert isinstance(trained.trainer._amp_loss_scaler.scaler, amp.DynamicLossScaler)
-
-
 def test_leaves_the_estimator_as_it_was():
     trained = estimator()
     processor = trained.batch_processor
@@ -187,11 +181,6 @@ def test_a_batch_processor_that_forgets_the_scale_is_told():
 def test_refuses_norms(max_norm):
     with pytest.raises(ValueError, match="a number above 0"):
         amp.AmpHandler(max_norm=max_norm)
-
-
-def test_refuses_unknown_types():
-    with pytest.raises(amp.DTypeError):
-        amp.AmpHandler("int8")
 
 
 def checkpoints(directory, kind=amp.AmpCheckpointHandler, **arguments):
