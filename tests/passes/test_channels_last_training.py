@@ -213,19 +213,6 @@ def test_training_is_that_of_float64(kind, settings, operators, flags, monkeypat
     assert operators_of(net) >= operators
 
 
-def test_convolutions_in_groups_without_batch_norm_train_in_c_plus_plus():
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(24, 1, in_channels=3))
-    for _ in range(4):
-        net.add(nn.Conv2D(24, 3, padding=1, groups=24, in_channels=24, activation="relu"))
-    net.initialize()
-    net.hybridize()
-    amp.init()
-    with autograd.record():
-        net(mx.nd.ones((2, 3, 8, 8))).backward()
-    assert "_gluon_amp_convolution" in operators_of(net)
-
-
 # Of which all sums are in bfloat16, as those of MobileNet v2.
 IN_BFLOAT16 = {"filters": 16, "count": 3, "first_sum": 1}
 

@@ -13,6 +13,7 @@ import pytest
 from gradient_sweep import environment
 from mxnet import autograd, nd
 from mxnet.gluon import HybridBlock, nn
+from networks import differentiate
 
 import gluon_amp as amp
 
@@ -181,9 +182,7 @@ class TestLargestOfViews:
                     "shape": lambda: nd.array(values.reshape(2, -1)).reshape(values.shape),
                     "inside": lambda: nd.array(values.reshape(2, 16, 64))}[view]()
             data.attach_grad()
-            with autograd.record():
-                result = net(data)
-            result.backward(slope)
+            differentiate(net, data, head=slope)
             return data.grad.asnumpy().reshape(values.shape)
 
         net = Pooled()

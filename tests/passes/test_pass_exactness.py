@@ -1,15 +1,7 @@
 """Every optional pass acts on a network made for it, and changes neither its values nor its gradients.
 
-Three ways of running, on against off and against FP32:
-
-- the pass alone, in FP32, by MXNet's executor: it needs no hardware for any low-precision type;
-- training under ``amp.init``, in bfloat16 where the CPU runs it (mark ``bf16``) and in imitated float16 anywhere;
-- conversion, to FP32 and imitated float16 anywhere, to bfloat16 where the CPU runs it.
-
-And two kinds of numbers. *Small integers*: every sum is exact in FP32, whatever its order, and every result fits the
-8 bits of a bfloat16 significand, so that results have to be equal bit by bit. *Random numbers*: some roundings off.
-
-A new pass needs a case here: a test says so.
+Results of small integers, whose sums are exact in FP32 and fit bfloat16, are equal bit by bit; those of random numbers
+are some roundings off. A new pass needs a case here: a test says so.
 """
 from __future__ import annotations
 
