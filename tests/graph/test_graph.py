@@ -8,6 +8,7 @@ from graphs import describe, graph, op, variable
 
 from gluon_amp import GraphError
 from gluon_amp.graph import Entry, Graph, unique_name
+from gluon_amp.graph.attrs import integer, integers, is_set, parameters
 
 MLP = {
     "nodes": [
@@ -21,6 +22,15 @@ MLP = {
     "arg_nodes": [0, 1], "node_row_ptr": [0, 1, 2, 3, 5], "heads": [[3, 1, 0]],
     "attrs": {"mxnet_version": ["int", 10901]},
 }
+
+
+def test_attributes_are_read():
+    assert is_set({"no_bias": "True"}, "no_bias")
+    assert is_set({}, "fix_gamma", default=True)
+    assert [integer({"num_group": "2"}, "num_group", 1), integer({}, "axis", 1)] == [2, 1]
+    assert [integers({"kernel": "(3, 3)"}, "kernel"), integers({}, "kernel")] == [[3, 3], []]
+    assert integers({"shape": "(0, -1)"}, "shape") == [0, -1]
+    assert parameters({"num_hidden": "8", "__amp__": "on"}) == {"num_hidden": "8"}
 
 
 def test_a_graph_is_written_as_it_was_read():
