@@ -12,29 +12,13 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 from mxnet import nd
-from native_cases import ROOT, replaced, requires_core, run, script
+from native_cases import ROOT, requires_core, run, script
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.native import loader
 
 CORE = Path(native.__file__).parent / "_core.so"
-
-
-@requires_core
-def test_loaded_library_has_no_reason_to_be_missing():
-    core = native.load()[0]
-    assert core.missing == ""
-    assert native.is_available("_gluon_amp_layer_norm")
-    assert not native.is_available("LayerNorm")
-    assert all(invoke_exists(op) for op in core.operators)
-
-
-def invoke_exists(op):
-    with pytest.raises(mx.MXNetError) as error:
-        invoke(op, [], {})
-    return "not find" not in str(error.value)
 
 
 def test_can_be_switched_off():
@@ -167,24 +151,6 @@ def test_sparse_arrays_are_refused():
         run("_gluon_amp_clip", [nd.ones((2, 2)).tostype("row_sparse")], a_min=0, a_max=1)
 
 
-@requires_core
-def test_an_error_does_not_stick():
-    for _ in range(2):
-        with pytest.raises(mx.MXNetError, match="a_max"):
-            run("_gluon_amp_clip", [nd.ones(2)], a_min=0)
-        assert run("_gluon_amp_clip", [nd.array([2.0])], a_min=0, a_max=1).asscalar() == 1
-
-
-@requires_core
-def test_symbols_are_saved_and_loaded(tmp_path):
-    symbol = replaced(mx.sym.clip(mx.sym.var("x"), 0, 6, name="limited"), {"clip": "_gluon_amp_clip"})
-    symbol.save(str(tmp_path / "s.json"))
-    loaded = mx.sym.load(str(tmp_path / "s.json"))
-    assert loaded.tojson() == symbol.tojson()
-    executor = loaded.simple_bind(mx.cpu(), x=(2, 3))
-    assert executor.forward(x=nd.ones((2, 3)) * 9)[0].asnumpy().tolist() == [[6.0] * 3] * 2
-
-
 FORKED = """
 import gluon_amp, mxnet as mx
 from mxnet import gluon, nd
@@ -220,24 +186,6 @@ print("equal")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
 def test_forked_workers_of_a_data_loader(dtype):
     assert script(FORKED.replace("DTYPE", repr(dtype))) == "equal"
-
-
-@requires_core
-def test_a_second_library_of_the_same_operators(tmp_path):
-    """Whatever MXNet says of it, the operators of the first one go on working."""
-    (tmp_path / "_core.so").write_bytes(CORE.read_bytes())
-    told = script(f"""
-import gluon_amp as amp, mxnet as mx
-from pathlib import Path
-from gluon_amp import native
-from gluon_amp.native import loader
-from gluon_amp._mxnet.invoke import invoke
-native.load()
-print(loader._load("core", Path({str(tmp_path)!r}) / "_core.so", frozenset()).missing.partition(":")[0])
-print(invoke("_gluon_amp_clip", [mx.nd.ones(2) * 9], {{"a_min": "0", "a_max": "6"}})[0].sum().asscalar())
-amp.init()
-""")
-    assert told.splitlines()[-1] == "12.0"
 
 
 NO_COMPILER = {"PATH": "/nowhere", "CC": "false", "CXX": "false"}
