@@ -106,26 +106,6 @@ class TestWrites:
         assert (before.asnumpy() == -after.asnumpy()).all()
 
 
-def test_a_trainer_inside_of_a_call(data):
-    class Net(Block):
-        def __init__(self):
-            super().__init__()
-            self.inner = dense()
-            self.trainer = mx.gluon.Trainer(self.inner.collect_params(), "sgd", {"learning_rate": 0.5})
-
-        def forward(self, x):
-            for _ in range(4):
-                with autograd.record():
-                    y = self.inner(x)
-                    loss = (y * y).mean()
-                loss.backward()
-                self.trainer.step(1)
-            return self.inner(x)
-    expected = Net()(data).asnumpy()
-    amp.init(LOW)
-    assert relative(expected, Net()(data).asnumpy()) < 10 * BF16_EPS
-
-
 @pytest.mark.parametrize("kind", [Block, HybridBlock])
 def test_two_losses_and_two_backward_passes_in_a_call(data, kind):
     class Net(kind):
@@ -145,25 +125,3 @@ def test_two_losses_and_two_backward_passes_in_a_call(data, kind):
     net(data)
     expected = 3 * np.tile(data.asnumpy().sum(0), (16, 1))
     assert relative(expected, net.inner.weight.grad().asnumpy()) < 4 * BF16_EPS
-
-
-def test_gradients_by_grad_in_a_call(data):
-    class Net(Block):
-        def __init__(self):
-            super().__init__()
-            self.inner = dense()
-
-        def forward(self, x):
-            x = x.copy()
-            x.attach_grad()
-            slopes = []
-            for scale in (1, 2):
-                with autograd.record():
-                    y = (self.inner(x) * scale).sum()
-                slopes.append(autograd.grad(y, [x])[0])
-            return slopes
-    net = Net()
-    net(data)
-    amp.init(LOW)
-    one, other = net(data)
-    assert relative(2 * one.asnumpy(), other.asnumpy()) < 4 * BF16_EPS
