@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from mxnet.ndarray import register
-from networks import BF16_EPS, relative
+from networks import BF16_EPS, differentiate, relative
 
 import gluon_amp as amp
 from gluon_amp._mxnet.invoke import handle_of
@@ -130,25 +131,16 @@ class TestRegions:
 def test_decorated_functions_and_threads(data):
     net = make()
     expected = net(data).asnumpy()
-    found = {}
-
-    @amp.autocast(dtype="bfloat16")
-    def lowered():
-        barrier.wait()
-        found["low"] = net(data).asnumpy()
+    barrier = threading.Barrier(2)
 
     def plain():
         barrier.wait()
-        found["plain"] = net(data).asnumpy()
+        return net(data).asnumpy()
 
-    barrier = threading.Barrier(2)
-    threads = [threading.Thread(target=target) for target in (lowered, plain)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (found["plain"] == expected).all()
-    assert (found["low"] != expected).any()
+    with ThreadPoolExecutor(2) as pool:
+        low, found = pool.map(lambda run: run(), (amp.autocast(dtype="bfloat16")(plain), plain))
+    assert (found == expected).all()
+    assert (low != expected).any()
 
 
 class Moved(HybridBlock):
@@ -244,9 +236,7 @@ class Around(HybridBlock):
 
 class TestFunctions:
     def gradient(self, net, data):
-        with autograd.record():
-            loss = net(data).sum()
-        loss.backward()
+        differentiate(lambda: net(data).sum())
         return net.dense.weight.grad().asnumpy()
 
     @pytest.mark.bf16
@@ -259,26 +249,17 @@ class TestFunctions:
         assert Square.seen == (np.float32, False)
         assert relative(expected, found) < 8 * BF16_EPS
 
-    def test_custom_fwd_leaves_amp_on(self, data):
-        class Plain(Square):
-            forward = amp.custom_fwd(Square.forward)
+    @pytest.mark.parametrize(("options", "seen"), [
+        ({}, (np.float32, True)), ({"cast_inputs": "float16"}, (np.float16, False))])
+    def test_custom_fwd_leaves_amp_on_or_casts_inputs(self, data, options, seen):
+        class Decorated(Square):
+            forward = amp.custom_fwd(Square.forward, **options)
             backward = amp.custom_bwd(Square.backward)
-
-        net = Around(lambda: Plain())
-        net.initialize()
-        amp.init()
-        with amp.autocast():
-            Plain()(data)
-        assert Square.seen == (np.float32, True)
-
-    def test_custom_fwd_casts_inputs(self, data):
-        class Halved(Square):
-            forward = amp.custom_fwd(Square.forward, cast_inputs="float16")
 
         amp.init("float32")
         with amp.autocast():
-            Halved()(data)
-        assert Square.seen == (np.float16, False)
+            Decorated()(data)
+        assert Square.seen == seen
 
     def test_float32_function(self, data):
         @amp.float32_function

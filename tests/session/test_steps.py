@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import mxnet as mx
 import pytest
@@ -94,16 +93,6 @@ def test_generators_leave_their_regions_in_any_order(low, dtype):
         other.close()
         assert not amp.is_active()
         assert not low()
-
-
-def test_threads_begin_outside_of_all_regions(low, dtype):
-    seen = []
-    with amp.autocast(dtype=dtype):
-        thread = threading.Thread(target=lambda: seen.append(low()))
-        thread.start()
-        thread.join()
-        assert low()
-    assert seen == [False]
 
 
 @pytest.mark.parametrize("decorate", [lambda dtype: amp.autocast(dtype=dtype), lambda dtype: amp.float32_function])

@@ -5,7 +5,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import HybridBlock, nn
-from networks import BF16_EPS, relative
+from networks import BF16_EPS, differentiate, relative, sequential
 
 import gluon_amp as amp
 
@@ -69,9 +69,7 @@ def test_gradients_of_half_arrays(dtype, numpy_style):
         half, single = half.as_np_ndarray(), single.as_np_ndarray()
     half.attach_grad()
     single.attach_grad()
-    with mx.autograd.record():
-        product = half * single
-    product.backward()
+    differentiate(lambda: half * single)
     assert (half.grad.dtype, single.grad.dtype) == (np.float16, np.float32)
     np.testing.assert_array_equal(half.grad.asnumpy(), [[3, 4]])
     np.testing.assert_array_equal(single.grad.asnumpy(), [[1, 2]])
@@ -94,9 +92,7 @@ class TestNetworks:
     @pytest.mark.parametrize("layers", LAYERS)
     def test_half_weights_and_single_data(self, layers, hybridize):
         mx.random.seed(2)
-        net = nn.HybridSequential()
-        net.add(*LAYERS[layers]())
-        net.initialize(mx.init.Xavier())
+        net = sequential([*LAYERS[layers]()], mx.init.Xavier(), active=False)
         data = mx.nd.random.normal(shape=(2, 16, 8, 8))
         found = {}
         for half in (False, True):
@@ -126,9 +122,7 @@ class TestNetworks:
         amp.init("bfloat16")
         data = mx.nd.ones((4, 32))
         for _ in range(3):
-            with mx.autograd.record():
-                loss = net(data).sum()
-            loss.backward()
+            differentiate(lambda: net(data).sum())
         assert (net.weight.grad().asnumpy() == 12).all()
 
     def test_a_cast_within(self, hybridize):
