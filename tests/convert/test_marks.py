@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mxnet import nd
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
+from networks import sequential
 
 import gluon_amp as amp
 from gluon_amp.errors import GraphError
@@ -19,12 +20,7 @@ LOW = "float16"  # imitated here: it runs on every CPU
 
 
 def network():
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Dense(8, in_units=8), nn.Dense(8, in_units=8))
-    net.initialize()
-    net.hybridize()
-    return net
+    return sequential(lambda: [nn.Dense(8, in_units=8), nn.Dense(8, in_units=8)], prefix="net_")
 
 
 class Inside(HybridBlock):

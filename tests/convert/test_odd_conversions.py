@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
+from networks import sequential
 
 import gluon_amp as amp
 from gluon_amp._mxnet.symbols import to_graph
@@ -39,10 +40,8 @@ class Around(gluon.HybridBlock):
 
 
 def body():
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Conv2D(16, 3, padding=1, in_channels=16), nn.BatchNorm(in_channels=16), nn.Activation("relu"))
-    net.initialize()
+    net = sequential(lambda: [nn.Conv2D(16, 3, padding=1, in_channels=16), nn.BatchNorm(in_channels=16),
+                              nn.Activation("relu")], prefix="net_", active=False)
     random = np.random.RandomState(1)
     net[0].weight.set_data(mx.nd.array(random.uniform(-0.2, 0.2, net[0].weight.shape)))
     return net
@@ -154,10 +153,8 @@ def test_a_custom_operator_gives_an_output(alone, dtype, tmp_path):
 
 class TestValuesThatAreNotFinite:
     def network(self):
-        net = nn.HybridSequential(prefix="odd_")
-        with net.name_scope():
-            net.add(nn.Conv2D(8, 3, in_channels=4), nn.BatchNorm(in_channels=8), nn.Dense(2, in_units=8 * 36))
-        net.initialize()
+        net = sequential(lambda: [nn.Conv2D(8, 3, in_channels=4), nn.BatchNorm(in_channels=8),
+                                  nn.Dense(2, in_units=8 * 36)], prefix="odd_", active=False)
         net(mx.nd.ones((1, 4, 8, 8)))
         return net
 
@@ -180,11 +177,8 @@ class TestValuesThatAreNotFinite:
 
 
 def test_files_of_the_network_before_are_refused_and_its_own_are_read(tmp_path):
-    net = nn.HybridSequential(prefix="before_")
-    with net.name_scope():
-        net.add(nn.Conv2D(8, 3, in_channels=4), nn.BatchNorm(in_channels=8), nn.Dense(2, in_units=8 * 36))
-    net.initialize()
-    net.hybridize()
+    net = sequential(lambda: [nn.Conv2D(8, 3, in_channels=4), nn.BatchNorm(in_channels=8),
+                              nn.Dense(2, in_units=8 * 36)], prefix="before_")
     net(mx.nd.ones((1, 4, 8, 8)))
     net.export(str(tmp_path / "before"))
     converted = amp.convert_hybrid_block(net, "float32")
