@@ -82,23 +82,12 @@ def test_two_trainers_skip_on_their_own_and_share_the_scale():
     (good, first), (bad, second) = make(), make()
     losses = [loss_of(good, [1.0, 2.0]), loss_of(bad, [INF, 1.0])]
     autograd.backward(scaler.scale(losses))
-    scaler.step(first, 1)
-    scaler.step(second, 1)
+    assert (scaler.step(first, 1), scaler.step(second, 1)) == (True, False)
     scaler.update()
     np.testing.assert_array_equal(weight_of(good), [0.75, 0.5])
     np.testing.assert_array_equal(weight_of(bad), [1.0, 1.0])
     assert scaler.get_scale() == 32.0
     assert amp.get_loss_scaler(first).num_skipped == 1
-
-
-def test_the_scale_has_the_bounds_of_float32():
-    scaler = amp.GradScaler(init_scale=0.5, growth_interval=1)
-    net, trainer = make()
-    for gradient, scale in ((INF, 0.25), (0.0, 0.5)):
-        scaler.scale(loss_of(net, [gradient, 0.0])).backward()
-        scaler.step(trainer, 1)
-        scaler.update()
-        assert scaler.get_scale() == scale
 
 
 def test_good_batches_move_the_weights_after_many_bad_ones():
@@ -290,18 +279,3 @@ def test_get_loss_scaler():
     assert [amp.get_loss_scaler(trainer, number).loss_scale for number in (0, 1)] == [4.0, 4.0]
     with pytest.raises(ValueError, match="loss_id"):
         amp.get_loss_scaler(trainer, 2)
-
-
-def test_a_step_says_what_it_did():
-    (net, trainer), scaler = make(), amp.GradScaler(init_scale=64.0)
-    seen = []
-    for gradient in (1.0, float("inf"), 1.0):
-        scaler.scale(loss_of(net, [gradient, 1.0])).backward()
-        stepped = scaler.step(trainer, 1)
-        seen.append((stepped, amp.get_loss_scaler(trainer).step_was_skipped))
-        scaler.update()
-        assert amp.get_loss_scaler(trainer).step_was_skipped is not stepped
-    assert seen == [(True, False), (False, True), (True, False)]
-    (net, plain), scaler = make(), amp.GradScaler(enabled=False)
-    loss_of(net, [1.0, 1.0]).backward()
-    assert scaler.step(plain, 1) is True

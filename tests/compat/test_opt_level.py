@@ -128,16 +128,6 @@ def test_a_network_inside_fp32_code_returns_fp32(hybridized):
     assert np.abs((found - around.inner(data())).asnumpy() - 1e-4).max() < 1e-6
 
 
-def test_o1_is_init():
-    made = net()
-    made.hybridize()
-    amp.init()
-    expected = made(data()).asnumpy()
-    amp.deinit()
-    amp.initialize(made, trainer_of(made), opt_level="O1", verbosity=0)
-    np.testing.assert_array_equal(made(data()).asnumpy(), expected)
-
-
 @pytest.mark.parametrize("level", ["O1", O2])
 def test_masters_keep_what_low_precision_drops(level):
     made = net()
