@@ -12,6 +12,7 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 from mxnet import gluon
+from networks import sequential
 
 pytest.importorskip("PIL")
 pytest.importorskip("sklearn")
@@ -268,11 +269,8 @@ print("served")
 """
 
     def test_threads_and_forked_workers_share_a_network(self, tmp_path):
-        net = gluon.nn.HybridSequential()
-        net.add(gluon.nn.Conv2D(16, 3, in_channels=3), gluon.nn.BatchNorm(in_channels=16),
-                gluon.nn.Activation("relu"), gluon.nn.Dense(5, in_units=16 * 30 * 30))
-        net.initialize(mx.init.Xavier())
-        net.hybridize()
+        net = sequential([gluon.nn.Conv2D(16, 3, in_channels=3), gluon.nn.BatchNorm(in_channels=16),
+                          gluon.nn.Activation("relu"), gluon.nn.Dense(5, in_units=16 * 30 * 30)], mx.init.Xavier())
         net(mx.nd.zeros((1, 3, 32, 32)))
         net.export(str(tmp_path / "net"))
         (tmp_path / "ask.py").write_text(self.ASK)

@@ -12,8 +12,8 @@ from gluon_amp import DTypeError
 from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.compat import stand_in as views
 from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
-from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, Rule, make_policy
-from gluon_amp.rules.tables import as_table, groups
+from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, make_policy
+from gluon_amp.rules.tables import groups
 from gluon_amp.rules.tables import table as table_of
 
 # What the CUDA build registers beside those of the CPU one. In no table, they run in FP32; MXNet makes the fused ones
@@ -21,7 +21,7 @@ from gluon_amp.rules.tables import table as table_of
 CUDA_ONLY = {"CuDNNBatchNorm", "_contrib_mrcnn_mask_target", "_FusedOp", "_FusedOpHelper", "_FusedOpOutHelper"}
 REGISTERED = {name for name in registered_operators().values() if not is_backward(name)}
 FORWARD = sorted(REGISTERED - CUDA_ONLY)
-DTYPES, RULE = [BFLOAT16, FLOAT16], Rule(FP32)
+DTYPES = [BFLOAT16, FLOAT16]
 both_tables = pytest.mark.parametrize("table", list(map(table_of, DTYPES)), ids=DTYPES)
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -65,12 +65,6 @@ class TestTables:
             for rule in rules:
                 if rule.when:
                     assert rule.when[0] in mx.operator.get_operator_arguments(name).names, name
-
-
-def test_an_operator_in_two_rows_is_refused():
-    with pytest.raises(ValueError, match="'relu' is in two rows"):
-        as_table(("relu", RULE), (("abs", "relu"), RULE))
-    assert as_table(("relu", RULE), (("abs", "tan"), RULE)) == dict.fromkeys(("relu", "abs", "tan"), (RULE,))
 
 
 @pytest.mark.parametrize(("operator", "attributes", "channels", "low", "half"), [
