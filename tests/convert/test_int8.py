@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from unittest.mock import Mock
 
 import mxnet as mx
 import numpy as np
@@ -16,6 +17,7 @@ from mxnet.gluon import HybridBlock, nn
 from networks import differentiate
 
 import gluon_amp as amp
+from gluon_amp._mxnet import quantizer
 from gluon_amp.dtypes import _ISA_LEVELS, BFLOAT16, cpu_isa
 
 ONLY = {"dtypes": ["int8"]}  # not where it is faster alone
@@ -291,6 +293,11 @@ class TestCalibration:
             least, most = amp.calibrate(dense, batches, "entropy").ranges["data"]
             assert 3 < most < 6
             assert least == -most
+
+    def test_errors_while_values_are_seen_are_raised(self, monkeypatch):
+        monkeypatch.setattr(quantizer.Collector, "see", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            amp.calibrate(*residual())
 
     @pytest.mark.parametrize("mode", ["naive", "entropy"])
     def test_nan_has_no_range(self, mode):

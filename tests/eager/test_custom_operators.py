@@ -99,6 +99,19 @@ def test_one_that_is_registered_for_low_precision_gets_it_and_computes_in_it():
     assert 0 < np.abs(found - expected).max() < 0.1
 
 
+def test_an_operator_that_is_returned_again_and_again():
+    one = Product()
+
+    @mx.operator.register("custom_operators_single")
+    class SingleProp(ProductProp):
+        def create_operator(self, ctx, shapes, dtypes):
+            return one
+    amp.init(LOW)
+    for _ in range(3):
+        mx.nd.Custom(*arrays(), op_type="custom_operators_single").wait_to_read()
+    assert not hasattr(one.forward.__wrapped__, "__wrapped__")
+
+
 def test_mxnets_registry_is_restored_and_operators_of_before_go_on():
     before, references = mx.operator._registry, mx.operator._registry.ref_holder
     made = before.counter

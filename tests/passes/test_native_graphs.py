@@ -403,13 +403,6 @@ def separate():
 
 
 class TestAttention:
-    @pytest.mark.parametrize(("arguments", "operands"), [
-        ({}, "queries, keys, values"),
-        ({"bias": variable("bias", (BATCH, 1, LENGTH))}, "queries, keys, bias, values"),  # in the graph's order
-        ({"projections": separate()[:1] * 3}, "queries, queries, queries")])
-    def test_of_three_projections(self, arguments, operands):
-        assert lines(attention(**arguments)) == [f"att: _gluon_amp_attention({operands}) -> float32", "out: att"]
-
     @pytest.mark.parametrize("change", [
         {"head": lambda scores, weights, out: op("Group", "both", out, scores)},  # inner results that are read
         {"head": lambda scores, weights, out: op("Group", "both", out, weights)},

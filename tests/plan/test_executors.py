@@ -454,6 +454,13 @@ class TestErrorsOfMonitors:
         executor.set_monitor_callback(lambda name, array: None)
         assert executor.forward()[0].shape == (2, 4)
 
+    def test_hybridized_blocks(self):
+        net = sequential([nn.Dense(4, in_units=8)])
+        net.register_op_hook(self.fails)
+        amp.init(LOW)
+        with pytest.raises(KeyboardInterrupt, match="stop"):
+            net(mx.nd.ones((2, 8)))
+
     @pytest.mark.parametrize("loops", [False, True])
     @pytest.mark.parametrize("backward", ["backward", "autograd.backward", "autograd.grad"])
     def test_the_backward_pass_of_hybridized_blocks(self, backward, loops):

@@ -16,8 +16,8 @@ import gluon_amp as amp
 pytestmark = pytest.mark.machine
 
 
-def trained(mode, poison=None, level=None):
-    """Weights and losses of five steps, under AMP if it is on or at a level; one batch may be poisoned."""
+def trained(mode, level=None):
+    """Weights and losses of five steps, under AMP if it is on or at a level."""
     mx.random.seed(3)
     np.random.seed(3)
     net = conv_net()
@@ -30,10 +30,8 @@ def trained(mode, poison=None, level=None):
     elif amp.is_active():
         amp.init_trainer(trainer)
     random, losses, skipped = np.random.RandomState(0), [], []
-    for number in range(5):
+    for _ in range(5):
         data = mx.nd.array(random.normal(size=NETWORKS["conv"][1]))
-        if number == poison:
-            data[0, 0, 0, 0] = np.inf
         with autograd.record():
             loss = (net(data) ** 2).mean()
             with amp.scale_loss(loss, trainer, enabled=amp.is_active() or bool(level)) as scaled:
@@ -82,13 +80,6 @@ class TestTraining:
         expected = gradients(net, data)
         for key in expected:
             close(expected[key], found[key])
-
-    def test_overflow_is_checked_and_steps_are_skipped(self, lesser):
-        amp.init()
-        weights, _, skipped, trainer = trained({}, poison=2)
-        assert skipped == [False, False, True, False, False]
-        assert trainer._amp_loss_scaler.num_skipped == 1
-        assert all(np.isfinite(weight).all() for weight in weights)
 
     @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
     def test_levels_stay_in_fp32_without_a_scale(self, lesser, level):

@@ -137,7 +137,7 @@ def test_decorated_functions_and_threads(data):
         barrier.wait()
         return net(data).asnumpy()
 
-    with ThreadPoolExecutor(2) as pool:
+    with amp.autocast(dtype="bfloat16"), ThreadPoolExecutor(2) as pool:  # threads begin outside of all regions
         low, found = pool.map(lambda run: run(), (amp.autocast(dtype="bfloat16")(plain), plain))
     assert (found == expected).all()
     assert (low != expected).any()
