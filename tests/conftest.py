@@ -11,12 +11,10 @@ os.environ.pop("COLUMNS", None)  # several processes of pytest are told how wide
 
 import pytest
 from cpu_kinds import LACKING, NO_BF16, RUNS_BFLOAT16, take_for
-from patched_names import gone_in
 
 import gluon_amp as amp
 from gluon_amp.state.devices import support
 
-ROOT = Path(__file__).resolve().parents[1]
 # For programs that import the CUDA build without gluon_amp. The null GPU's tests look at what happens without.
 CUDA = [path for root in sys.path for path in sorted(Path(root).glob("nvidia/*/lib"))]
 if CUDA and os.environ.get("NULLGPU_DEVICES", "0") == "0":
@@ -38,9 +36,6 @@ def lesser(request, monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    gone = gone_in(ROOT / "tests", ROOT / "tools")
-    if gone:
-        raise pytest.UsageError("\n".join(["tests replace names that do not exist:", *gone]))
     if RUNS_BFLOAT16:
         return
     skip = pytest.mark.skip(reason=f"{LACKING} bfloat16, not even emulated: {support('cpu').reason}")

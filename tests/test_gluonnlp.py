@@ -56,15 +56,6 @@ def bert(nlp):
     return net, loss
 
 
-def bert_classifier(nlp):
-    net = nlp.model.BERTClassifier(nlp.model.BERTModel(
-        bert_encoder(nlp), vocab_size=VOCABULARY, token_type_vocab_size=2, units=64, embed_size=64, use_decoder=False,
-        use_classifier=False))
-    cross_entropy = gluon.loss.SoftmaxCELoss()
-    inputs = tokens(BATCH, LENGTH), mx.nd.zeros((BATCH, LENGTH)), lengths()
-    return net, lambda: cross_entropy(net(*inputs), mx.nd.array([0, 1, 0, 1])).mean()
-
-
 def transformer(nlp):
     encoder, decoder, one_step = nlp.model.transformer.get_transformer_encoder_decoder(
         num_layers=2, num_heads=4, units=64, hidden_size=128, dropout=0.0, max_src_length=LENGTH, max_tgt_length=LENGTH)
@@ -99,10 +90,6 @@ def standard_lstm(nlp):
     return language_model(nlp.model.train.StandardRNN("lstm", VOCABULARY, 32, 32, 2, 0.0, tie_weights=True))
 
 
-def standard_gru(nlp):
-    return language_model(nlp.model.train.StandardRNN("gru", VOCABULARY, 32, 48, 1, 0.0, tie_weights=False))
-
-
 def train(net, loss, scaled):
     """Take a step; return the loss, the gradients without scale, and the names of what changed."""
     parameters = {name: value for name, value in net.collect_params().items() if value.grad_req != "null"}
@@ -134,7 +121,7 @@ def step(trainer, parameters, loss, scaled):
 
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("make", [bert, bert_classifier, transformer, awd_lstm, standard_lstm, standard_gru])
+@pytest.mark.parametrize("make", [bert, transformer, awd_lstm, standard_lstm])
 def test_one_step(nlp, make, dtype, hybridize):
     if dtype == "bfloat16" and not RUNS_BFLOAT16:
         pytest.skip(f"{LACKING} bfloat16")

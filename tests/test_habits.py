@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 
 import mxnet as mx
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from cpu_kinds import FASTEST
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from networks import sequential
 
 import gluon_amp as amp
 
@@ -20,9 +20,8 @@ DATA = np.random.RandomState(0).randn(4, 8).astype("float32")
 
 def make(hybridize=True):
     mx.random.seed(1)
-    net = nn.HybridSequential()
-    net.add(nn.Dense(16, activation="relu", in_units=8), nn.Dense(2, in_units=16))
-    net.initialize(mx.init.Xavier())
+    net = sequential([nn.Dense(16, activation="relu", in_units=8),
+                      nn.Dense(2, in_units=16)], mx.init.Xavier(), active=False)
     if hybridize:
         net.hybridize()
     return net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
@@ -36,10 +35,6 @@ def train(net, trainer, steps=2):
                 autograd.backward(scaled_loss)
         trainer.step(1)
     return loss.asscalar()
-
-
-def weights(net):
-    return np.concatenate([value.data().asnumpy().ravel() for value in net.collect_params().values()])
 
 
 class TestAnotherInit:
@@ -72,39 +67,17 @@ class TestAnotherInit:
 
 
 class TestLosses:
-    @pytest.mark.parametrize("loss", [None, 3.0, "loss", np.ones(2), {}, mx.sym.var("loss"), [None],
-                                      [mx.nd.ones(1), [mx.nd.ones(1)]]], ids=str)
+    @pytest.mark.parametrize("loss", [None, 3.0, "loss", np.ones(2), {}, mx.sym.var("loss"), [None], [],
+                                      [mx.nd.ones(1), [mx.nd.ones(1)]], mx.nd.ones(2, dtype="int32")], ids=str)
     def test_what_is_no_loss_changes_nothing(self, loss):
         amp.init("float16")
         net, trainer = make()
         amp.init_trainer(trainer, 128.0)
-        with pytest.raises(TypeError, match="expected an NDArray or a list of them, received loss="), \
+        with pytest.raises(TypeError, match=r"expected a(n NDArray or a list of them| floating-point loss), "), \
                 amp.scale_loss(loss, trainer):
             pass
         assert trainer._amp_loss_scaler.state == "READY"
         assert np.isfinite(train(net, trainer))
-
-    def test_an_empty_list(self):
-        amp.init("float16")
-        _, trainer = make()
-        amp.init_trainer(trainer, 128.0)
-        with pytest.raises(TypeError, match=r"expected an NDArray or a list of them, received loss=\[\]"), \
-                amp.scale_loss([], trainer):
-            pass
-
-    def test_integers_have_no_gradient_to_scale(self):
-        amp.init("float16")
-        _, trainer = make()
-        amp.init_trainer(trainer, 128.0)
-        with pytest.raises(TypeError, match="floating-point loss, received loss of type int32"), \
-                amp.scale_loss(mx.nd.ones(2, dtype="int32"), trainer):
-            pass
-
-    def test_no_trainer_at_all(self):
-        amp.init()
-        with pytest.raises(TypeError, match=r"expected a gluon\.Trainer or a list of them, received trainer=\[\]"), \
-                amp.scale_loss(mx.nd.ones(1), []):
-            pass
 
 
 class TestArguments:
@@ -152,20 +125,6 @@ class TestCopies:
         amp.deinit()
         assert (copied(net)(data).asnumpy() == net(data).asnumpy()).all()
 
-    def test_of_a_network_that_trains_on(self, copied):
-        amp.init()
-        net, trainer = make()
-        amp.init_trainer(trainer, "dynamic")
-        train(net, trainer)
-        other = copied(net)
-        other.collect_params().reset_ctx(mx.cpu())  # MXNet copies arrays without their gradients
-        its_trainer = gluon.Trainer(other.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
-        amp.init_trainer(its_trainer, "dynamic")
-        before = weights(net)
-        assert np.isfinite(train(other, its_trainer))
-        assert (weights(net) == before).all()
-        assert (weights(other) != before).any()
-
     def test_of_a_converted_network(self, copied):
         net, _ = make()
         data = mx.nd.array(DATA)
@@ -190,17 +149,6 @@ class TestCellsThatRunAgain:
         with amp.scale_loss(mx.nd.ones(1), earlier):  # in use again
             pass
         assert len(amp.state_dict()) == 2
-
-    def test_levels_likewise(self):
-        kept = []
-        for _ in range(2):
-            net, trainer = make()
-            net, trainer = amp.initialize(net, trainer, opt_level="O2", loss_scale="dynamic", verbosity=0)
-            train(net, trainer)
-            kept.append(trainer)
-            assert list(amp.state_dict()) == ["loss_scaler0"]
-            amp.load_state_dict(amp.state_dict())
-            amp.deinit()
 
     def test_a_trainer_gets_the_scaler_of_another_type(self):
         amp.init("float32")
@@ -230,25 +178,3 @@ class TestCellsThatRunAgain:
         amp.init_trainer(trainer, 64.0)
         assert amp.get_loss_scaler(trainer).loss_scale == 64.0
         train(net, trainer)
-
-
-def test_a_region_object_serves_several_threads():
-    region = amp.autocast(dtype="float16")
-    entered, may_leave, inside = threading.Event(), threading.Event(), []
-
-    def enter():
-        with region:
-            entered.set()
-            may_leave.wait(20)
-            inside.append(amp.is_active())
-        inside.append(amp.is_active())
-
-    thread = threading.Thread(target=enter)
-    with region:
-        thread.start()
-        entered.wait(20)
-    assert not amp.is_active()
-    may_leave.set()
-    thread.join(20)
-    assert inside == [True, False]
-    copy.deepcopy(region)

@@ -42,17 +42,6 @@ def test_a_user_who_asks_onednn_for_amx_gets_the_tiles_and_keeps_the_setting(lim
     assert environ == {"DNNL_MAX_CPU_ISA": limit}
 
 
-@pytest.mark.parametrize(("cpuinfo", "environ", "grant"), [
-    ("flags : avx512_bf16", {}, True),
-    (AMX_CPU, {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, True),
-    (AMX_CPU, {}, False),
-])
-def test_otherwise_nothing_changes(cpuinfo, environ, grant):
-    before = dict(environ)
-    assert not _machine.request_amx(cpuinfo, environ, lambda: grant)
-    assert (environ, _machine.amx_granted()) == (before, False)
-
-
 PROGRAM = """
 import os
 import gluon_amp as amp

@@ -6,12 +6,9 @@ import os
 import subprocess
 import sys
 
-import mxnet as mx
 import pytest
 
-import gluon_amp as amp
-from gluon_amp import _machine, native
-from gluon_amp._machine import memory_obstacle
+from gluon_amp import native
 
 # Without static memory a step's arrays are made anew. Prints the page faults of a step, the median of the
 # last five of twelve (a heap may still grow once), and how many of eight arrays glibc maps that are as large as the
@@ -144,30 +141,6 @@ with autograd.record():
 loss.backward()
 print(used())
 """
-# Prints how many megabytes of inference are left when training with static memory has begun: its maps take 96 MB.
-LEFT_BY_INFERENCE = """
-import gluon_amp as amp
-import mxnet as mx
-from mxnet import autograd
-from mxnet.gluon import nn
-
-def used():
-    mx.nd.waitall()
-    return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
-
-amp.init('float32')
-net = nn.HybridSequential()
-net.add(nn.Conv2D(32, 1, in_channels=3), nn.Conv2D(32, 3, padding=1, in_channels=32), nn.GlobalAvgPool2D())
-net.initialize()
-net.hybridize(static_alloc=True, static_shape=True)
-net(mx.nd.ones((1, 3, 8, 8))).wait_to_read()
-before = used()
-net(mx.nd.ones((4, 3, 320, 320))).wait_to_read()
-with autograd.record():
-    loss = net(mx.nd.ones((1, 3, 8, 8))).sum()
-loss.backward()
-print(used() - before)
-"""
 
 
 def _printed(program, environ):
@@ -218,96 +191,6 @@ def test_operators_share_two_spaces_of_temporary_memory(start, environ, spaces):
     assert _printed(SORTS.format(start=start), environ) == [spaces]
 
 
-@pytest.mark.parametrize(("environ", "expected"), [
-    ({}, ""), ({"GLUON_AMP_KEEP_MEMORY": "1", "MALLOC_ARENA_MAX": "2"}, ""),
-    ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}, ""),
-    ({"GLUON_AMP_KEEP_MEMORY": "0"}, "GLUON_AMP_KEEP_MEMORY=0"),
-    ({"MALLOC_TOP_PAD_": "0"}, "MALLOC_TOP_PAD_ is set, and wins"),
-    ({"GLIBC_TUNABLES": "glibc.malloc.top_pad=1:glibc.malloc.check=3"}, "glibc.malloc.top_pad is set, and wins")])
-def test_what_speaks_against_it_is_named(environ, expected):
-    assert memory_obstacle(environ) == expected
-
-
-def _train(net, x):
-    with mx.autograd.record():
-        loss = net(x).sum()
-    loss.backward()
-
-
-def _call(net, x):
-    net(x)
-
-
-def _run_bound(net, x):
-    net.bound.forward()
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """What glibc is told from here on, by a process that has told it nothing."""
-    found = []
-    monkeypatch.setattr(_machine, "_seen", set())
-    monkeypatch.setattr(_machine, "keep_freed_memory", _machine.keep_freed_memory.__wrapped__)
-    monkeypatch.setattr(_machine, "_tell_glibc", lambda settings: found.append({name: value for name, _, value in
-                                                                               settings}))
-    return found
-
-
-@pytest.mark.parametrize("step", [_train, _call, _run_bound])
-def test_large_arrays_of_the_first_step_are_mapped(told, step):
-    amp.init(target_dtype="float32")
-    net, x = mx.gluon.nn.Dense(2, in_units=3), mx.nd.ones((1, 3))
-    net.initialize()
-    net.bound = net(mx.sym.var("data")).bind(mx.cpu(), {"data": x, **{name: value.data() for name, value
-                                                                    in net.collect_params().items()}})
-    _machine._seen.clear()
-    told.clear()
-    step(net, x)
-    assert told == [{"MMAP_THRESHOLD": 128 << 10}]
-    step(net, x)
-    assert told[-1]["MMAP_THRESHOLD"] == 32 << 20
-    number = len(told)
-    _machine.note_step("another event")
-    assert len(told) == number
-
-
-def test_a_conversion_keeps_memory_at_once(told, monkeypatch):
-    net = mx.gluon.nn.Dense(2, in_units=3)
-    net.initialize()
-    monkeypatch.setattr("gluon_amp.convert.convert.keep_freed_memory", _machine.keep_freed_memory)
-    amp.convert_hybrid_block(net, "float32", data_example=mx.nd.ones((1, 3)))
-    _machine.note_step("forward")
-    assert [each["MMAP_THRESHOLD"] for each in told] == [32 << 20]
-
-
-SQUEEZE_AND_EXCITE = """
-{start}
-import mxnet as mx
-from gluoncv.model_zoo import get_model
-from mxnet import autograd, gluon
-
-net = get_model("se_resnet50_v1")
-net.initialize()
-net.hybridize(static_alloc=True, static_shape=True)
-trainer = gluon.Trainer(net.collect_params(), "sgd", {{"momentum": 0.9}}, update_on_kvstore=False)
-for _ in range(4):
-    with autograd.record():
-        loss = net(mx.nd.ones((4, 3, 224, 224))).mean()
-    loss.backward()
-    trainer.step(1)
-    mx.nd.waitall()
-print(next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
-
-
-@pytest.mark.slow
-def test_squeeze_and_excite_trains_in_as_much_memory():
-    """Its factors are applied in C++, to plain copies of maps: those lay between states of the optimizer, at 1.16x."""
-    begin = "import gluon_amp as amp; amp.init('float32')"
-    (received,), (wanted,) = (_printed(SQUEEZE_AND_EXCITE.format(start=start), {}) for start in (begin, ""))
-    assert received < 1.1 * wanted
-
-
 def test_new_shapes_take_memory_up_to_a_bound_unless_the_user_says_otherwise():
     # The first shapes take what is taken once, too: the later ones are compared.
     first, _, bounded = _printed(SHAPES, {})
@@ -324,8 +207,3 @@ def test_new_shapes_take_memory_up_to_a_bound_unless_the_user_says_otherwise():
 def test_a_step_after_inference_keeps_no_copies_of_weights():
     (alone,), (after,) = (_printed(A_STEP.replace("{call}", call), {}) for call in ("", "net(x).wait_to_read()"))
     assert after < alone + 57  # what inference itself takes, and not 76 MB of copies for either pass
-
-
-def test_static_memory_of_inference_goes_when_training_begins():
-    left, = _printed(LEFT_BY_INFERENCE, {})
-    assert left < 48

@@ -42,15 +42,6 @@ def test_metrics_sum_in_float64(metric):
     assert metric.sum_metric == 0
 
 
-def test_a_metric_without_a_sum_says_so():
-    class Bare(mx.metric.EvalMetric):
-        def reset(self):
-            pass
-
-    with pytest.raises(AttributeError, match="'Bare' object has no attribute 'sum_metric'"):
-        _ = Bare("bare").sum_metric
-
-
 @pytest.mark.parametrize("make", [mx.nd.array, mx.np.array])
 def test_functions_of_numpy_take_arrays(make):
     array = make([[1.0, 2.0], [3.0, 4.0]])

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd
+import pytest
 from mxnet.gluon import nn
-from networks import relative
+from networks import differentiate, relative
 
 import gluon_amp as amp
 
@@ -25,9 +25,7 @@ def trained():
     net.hybridize(static_alloc=True, static_shape=True)
     data = mx.nd.random.uniform(shape=SHAPE)
     for _ in range(2):
-        with autograd.record():
-            loss = (net(data) ** 2).mean()
-        loss.backward()
+        differentiate(lambda: (net(data) ** 2).mean())
     return net, data
 
 
@@ -36,20 +34,16 @@ def statistics(net):
     return [parameter.data().asnumpy() for name, parameter in net.collect_params().items() if "running" in name]
 
 
-def test_blocks_are_converted_with_those_of_the_last_step():
+@pytest.mark.parametrize("of_symbol", [False, True])
+def test_networks_are_converted_with_those_of_the_last_step(of_symbol):
     net, data = trained()
-    converted = amp.convert_hybrid_block(net, "float32")
-    found = converted(data).asnumpy()
-    mx.nd.waitall()
-    assert relative(net(data).asnumpy(), found) < 1e-5
-
-
-def test_symbols_are_converted_with_those_of_the_last_step():
-    net, data = trained()
-    arrays = {name: parameter.data() for name, parameter in net.collect_params().items()}
-    symbol, args, aux = amp.convert_model(net(mx.sym.var("data")), arrays, {}, "float32")
-    arrays = {**args, **aux, "data": data}
-    found = mx.nd.CachedOp(symbol)(*[arrays[name] for name in symbol.list_inputs()]).asnumpy()
+    if of_symbol:
+        arrays = {name: parameter.data() for name, parameter in net.collect_params().items()}
+        symbol, args, aux = amp.convert_model(net(mx.sym.var("data")), arrays, {}, "float32")
+        arrays = {**args, **aux, "data": data}
+        found = mx.nd.CachedOp(symbol)(*[arrays[name] for name in symbol.list_inputs()]).asnumpy()
+    else:
+        found = amp.convert_hybrid_block(net, "float32")(data).asnumpy()
     mx.nd.waitall()
     assert relative(net(data).asnumpy(), found) < 1e-5
 

@@ -82,23 +82,12 @@ def test_two_trainers_skip_on_their_own_and_share_the_scale():
     (good, first), (bad, second) = make(), make()
     losses = [loss_of(good, [1.0, 2.0]), loss_of(bad, [INF, 1.0])]
     autograd.backward(scaler.scale(losses))
-    scaler.step(first, 1)
-    scaler.step(second, 1)
+    assert (scaler.step(first, 1), scaler.step(second, 1)) == (True, False)
     scaler.update()
     np.testing.assert_array_equal(weight_of(good), [0.75, 0.5])
     np.testing.assert_array_equal(weight_of(bad), [1.0, 1.0])
     assert scaler.get_scale() == 32.0
     assert amp.get_loss_scaler(first).num_skipped == 1
-
-
-def test_the_scale_has_the_bounds_of_float32():
-    scaler = amp.GradScaler(init_scale=0.5, growth_interval=1)
-    net, trainer = make()
-    for gradient, scale in ((INF, 0.25), (0.0, 0.5)):
-        scaler.scale(loss_of(net, [gradient, 0.0])).backward()
-        scaler.step(trainer, 1)
-        scaler.update()
-        assert scaler.get_scale() == scale
 
 
 def test_good_batches_move_the_weights_after_many_bad_ones():
@@ -120,29 +109,6 @@ def test_good_batches_move_the_weights_after_many_bad_ones():
     assert "the loss scale is 2.98023e-08. Below 2^-24 float16" in texts[1]
     assert told[40:42] == [(1, 2.0 ** -25), (2, 2.0 ** -26)]
     assert told[-1] == (2, 2.0 ** -32)
-
-
-def test_in_float16_weights_move_again_as_the_scale_grows():
-    """At 2^-32 float16 rounds gradients to zero; the scale doubles at every growth interval, as torch's does."""
-    amp.init("float16")
-    scaler, moved_at = amp.GradScaler(growth_interval=2), None
-    net, trainer = make()
-    net.hybridize()
-    for number in range(142 + 2 * 32):
-        data = mx.nd.full((4, 2), math.nan if number < 142 else 1.0)
-        with mx.autograd.record():
-            loss = net(data).sum()
-        before = weight_of(net)
-        scaler.scale(loss).backward()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            scaler.step(trainer, 1)
-        scaler.update()
-        if moved_at is None and not np.array_equal(before, weight_of(net)):
-            moved_at = number, scaler.get_scale()
-    assert 142 < moved_at[0] <= 142 + 2 * 10
-    assert 2.0 ** -28 <= moved_at[1] <= 2.0 ** -22
-    assert scaler.get_scale() == 1.0
 
 
 @pytest.mark.parametrize(("first", "least"), [(2.0 ** 16, 2.0 ** -32), (2.0 ** -40, 2.0 ** -40),
@@ -179,29 +145,6 @@ def test_an_overflow_that_only_unscale_saw_lowers_the_scale():
     scaler.scale(loss_of(net, [1.0, 0.0])).backward()
     scaler.step(trainer, 1)
     np.testing.assert_array_equal(weight_of(net), [0.75, 1.0])
-
-
-def test_gradients_add_up_over_micro_batches():
-    scaler = amp.GradScaler(init_scale=8.0)
-    net, trainer = make()
-    net.weight.grad_req = "add"
-    for _ in range(3):
-        scaler.scale(loss_of(net, [1.0, 0.0])).backward()
-    scaler.step(trainer, 1)
-    np.testing.assert_array_equal(weight_of(net), [0.25, 1.0])
-
-
-def test_several_contexts():
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    net, trainer = make(contexts)
-    scaler = amp.GradScaler(init_scale=16.0)
-    with autograd.record():
-        losses = [net(mx.nd.array([[1.0, 0.0]], ctx=context)).sum() for context in contexts]
-    autograd.backward(scaler.scale(losses))
-    scaler.unscale_(trainer)
-    scaler.step(trainer, 1)
-    scaler.update()
-    np.testing.assert_array_equal(net.weight.data(mx.cpu(1)).asnumpy()[0], [0.5, 1.0])
 
 
 def test_float16_losses_do_not_overflow():
@@ -336,18 +279,3 @@ def test_get_loss_scaler():
     assert [amp.get_loss_scaler(trainer, number).loss_scale for number in (0, 1)] == [4.0, 4.0]
     with pytest.raises(ValueError, match="loss_id"):
         amp.get_loss_scaler(trainer, 2)
-
-
-def test_a_step_says_what_it_did():
-    (net, trainer), scaler = make(), amp.GradScaler(init_scale=64.0)
-    seen = []
-    for gradient in (1.0, float("inf"), 1.0):
-        scaler.scale(loss_of(net, [gradient, 1.0])).backward()
-        stepped = scaler.step(trainer, 1)
-        seen.append((stepped, amp.get_loss_scaler(trainer).step_was_skipped))
-        scaler.update()
-        assert amp.get_loss_scaler(trainer).step_was_skipped is not stepped
-    assert seen == [(True, False), (False, True), (True, False)]
-    (net, plain), scaler = make(), amp.GradScaler(enabled=False)
-    loss_of(net, [1.0, 1.0]).backward()
-    assert scaler.step(plain, 1) is True

@@ -4,6 +4,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import nn
+from networks import differentiate, sequential
 
 import gluon_amp as amp
 
@@ -16,9 +17,7 @@ def installed():
 
 
 def test_networks_of_1_9_1_take_numpys_arrays_and_give_them(installed):
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.Dense(3))
-    net.initialize()
+    net = sequential([nn.Conv2D(4, 3), nn.BatchNorm(), nn.Dense(3)], active=False)
     data = mx.np.random.uniform(size=(2, 3, 8, 8))
     for hybridized in (False, True):
         net.hybridize(hybridized)
@@ -26,9 +25,7 @@ def test_networks_of_1_9_1_take_numpys_arrays_and_give_them(installed):
         found = net(data)
         assert type(found) is mx.np.ndarray
         np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
-    with mx.autograd.record():
-        loss = net(data).sum()
-    loss.backward()
+    differentiate(lambda: net(data).sum())
     assert np.abs(net[0].weight.grad().asnumpy()).max() > 0
 
 
@@ -50,9 +47,7 @@ def test_networks_of_numpys_operators_take_numpys_arrays(installed, hybridize, d
     data = mx.np.random.uniform(size=(2, 3, 4))
     for _ in range(2):
         data.attach_grad()
-        with mx.autograd.record():
-            found = net(data)
-        found.backward()
+        found = differentiate(net, data)
         expected = np.tanh(data.asnumpy().reshape(2, 12))
         assert type(found) is mx.np.ndarray
         np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5)

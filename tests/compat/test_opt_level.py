@@ -10,11 +10,7 @@ from mxnet.gluon import nn
 from networks import relative
 
 import gluon_amp as amp
-from gluon_amp._mxnet.blocks import descendants
-from gluon_amp.compat import opt_level
-from gluon_amp.dtypes import cpu_support, cuda_support
 from gluon_amp.errors import AmpError
-from gluon_amp.state import blocks
 
 pytestmark = pytest.mark.machine
 O2 = pytest.param("O2", marks=pytest.mark.bf16, id="O2")
@@ -116,18 +112,6 @@ def test_the_layers_of_a_container_run_as_it_would_when_they_are_called_instead(
 
 
 @pytest.mark.bf16
-def test_the_blocks_of_a_network_are_looked_up_once_for_all_losses(monkeypatch):
-    walks = []
-    monkeypatch.setattr(blocks, "descendants", lambda block: walks.append(block) or descendants(block))
-    made = net()
-    amp.initialize(made, opt_level="O2", cast_model_type="bfloat16", verbosity=0)
-    loss = gluon.loss.L2Loss()
-    for _ in range(3):
-        loss(made(data()), mx.nd.ones((4, 8)))
-    assert walks == [made]
-
-
-@pytest.mark.bf16
 @pytest.mark.parametrize("hybridized", [False, True])
 def test_a_network_inside_fp32_code_returns_fp32(hybridized):
     class Around(nn.HybridBlock):
@@ -142,30 +126,6 @@ def test_a_network_inside_fp32_code_returns_fp32(hybridized):
     assert found.dtype == np.float32
     assert bits_that_bfloat16_drops(found)
     assert np.abs((found - around.inner(data())).asnumpy() - 1e-4).max() < 1e-6
-
-
-@pytest.mark.bf16
-def test_gradients_through_the_layers_of_a_container():
-    made = net()
-    around = Iterating(made)
-    amp.initialize(made, opt_level="O2", cast_model_type="bfloat16", verbosity=0)
-    found = []
-    for one in (made, around):
-        with autograd.record():
-            loss = (one(data()) ** 2).sum()
-        loss.backward()
-        found.append(made[0].weight.grad().asnumpy())
-    assert relative(*found) <= 0.1
-
-
-def test_o1_is_init():
-    made = net()
-    made.hybridize()
-    amp.init()
-    expected = made(data()).asnumpy()
-    amp.deinit()
-    amp.initialize(made, trainer_of(made), opt_level="O1", verbosity=0)
-    np.testing.assert_array_equal(made(data()).asnumpy(), expected)
 
 
 @pytest.mark.parametrize("level", ["O1", O2])
@@ -247,13 +207,3 @@ def test_scales_begin_where_init_trainer_begins_them(level):
     assert amp.get_loss_scaler(trainer).loss_scale == 1
     step(made, trainer)
     assert amp.get_loss_scaler(trainer).loss_scale == 1
-
-
-def test_the_device_of_the_trainer_decides_on_the_scale(monkeypatch):
-    supports = {"cpu": cpu_support("AVX512_CORE_BF16"), "gpu": cuda_support((8, 0))}
-    monkeypatch.setattr(opt_level, "device_supports", lambda: supports)
-    scales = []
-    for several in ([trainer_of(net())], []):
-        found = opt_level._scaled_where_needed(opt_level.LEVELS["O1"][1], several)
-        scales.append(found.loss_scale)
-    assert scales == [1.0, "dynamic"]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from unittest.mock import Mock
 
 import mxnet as mx
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from cpu_kinds import FASTEST
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
+from networks import differentiate
 
 import gluon_amp as amp
 from gluon_amp._mxnet import quantizer
@@ -118,9 +120,7 @@ def ready(net, scale=1.0):
     mx.random.seed(5)
     net.initialize(mx.init.Xavier())
     x = mx.nd.array(np.random.RandomState(2).normal(size=(4, 3, 12, 12)) * scale)
-    with autograd.record():
-        y = net(x)
-    y.backward()
+    differentiate(net, x)
     net.hybridize()
     return net, x
 
@@ -294,28 +294,17 @@ class TestCalibration:
             assert 3 < most < 6
             assert least == -most
 
+    def test_errors_while_values_are_seen_are_raised(self, monkeypatch):
+        monkeypatch.setattr(quantizer.Collector, "see", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            amp.calibrate(*residual())
+
     @pytest.mark.parametrize("mode", ["naive", "entropy"])
     def test_nan_has_no_range(self, mode):
         net, x = residual()
         x[1, 0, 0, 0] = np.nan
         with pytest.raises(amp.GraphError, match=r"received NaN in batch 1 \(data\)"):
             amp.calibrate(net, [x[:1], x[1:]], mode)
-
-    @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-    def test_errors_while_values_are_seen_are_raised(self, error, monkeypatch):
-        """ctypes prints what a function that C calls raises, and goes on."""
-        net, x = residual()
-        see, seen = quantizer.Collector.see, []
-
-        def fails(collector, name, array):
-            seen.append(name)
-            if len(seen) == 4:
-                raise error("stop")
-            see(collector, name, array)
-        monkeypatch.setattr(quantizer.Collector, "see", fails)
-        with pytest.raises(error, match="stop"):
-            amp.calibrate(net, x)
-        assert len(seen) == 4
 
 
 @pytest.mark.parametrize(("output", "options", "is_told"), [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mxnet import nd
 from mxnet.gluon import SymbolBlock, nn
+from networks import sequential
 
 import gluon_amp as amp
 from gluon_amp._mxnet.arrays import cast_arrays
@@ -17,11 +18,9 @@ pytestmark = [pytest.mark.parametrize("target", [pytest.param("bfloat16", marks=
 
 def network():
     mx.random.seed(1)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Conv2D(16, 3, padding=1, in_channels=16), nn.BatchNorm(in_channels=16), nn.Activation("relu"),
-                nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(8, in_units=16))
-    net.initialize(mx.init.Xavier())
+    net = sequential(lambda: [nn.Conv2D(16, 3, padding=1, in_channels=16), nn.BatchNorm(in_channels=16),
+                              nn.Activation("relu"), nn.GlobalAvgPool2D(), nn.Flatten(),
+                              nn.Dense(8, in_units=16)], mx.init.Xavier(), "net_", active=False)
     for parameter in net.collect_params(".*running_var").values():
         parameter.set_data(nd.random.uniform(0.5, 2, parameter.shape))
     net.hybridize()

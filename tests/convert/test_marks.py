@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mxnet import nd
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
+from networks import sequential
 
 import gluon_amp as amp
 from gluon_amp.errors import GraphError
@@ -19,12 +20,7 @@ LOW = "float16"  # imitated here: it runs on every CPU
 
 
 def network():
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Dense(8, in_units=8), nn.Dense(8, in_units=8))
-    net.initialize()
-    net.hybridize()
-    return net
+    return sequential(lambda: [nn.Dense(8, in_units=8), nn.Dense(8, in_units=8)], prefix="net_")
 
 
 class Inside(HybridBlock):
@@ -116,18 +112,6 @@ class TestConversions:
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", "(AMP|the b?float16 network) will be slow")
             convert(net)
-
-    def test_a_bucketing_module_has_its_record(self):
-        def symbols(length):
-            data = mx.sym.var("data")
-            made = mx.sym.FullyConnected(data, num_hidden=4, flatten=False, name="fc")
-            return made, ["data"], None
-
-        module = mx.mod.BucketingModule(symbols, default_bucket_key=5)
-        module.bind([("data", (2, 5, 8))], for_training=False)
-        module.init_params()
-        record = amp.convert_bucketing_module(module, LOW).conversion
-        assert (record.target_dtype, record.reason) == (LOW, "")
 
 
 class Overriding(HybridBlock):

@@ -1,16 +1,12 @@
 """compare: errors that NumPy gives as well, faults at known places, hybridized or not, and nothing changed."""
 from __future__ import annotations
 
-import io
-from collections import Counter
-
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
-from networks import NETWORKS, gradients, outputs_of, ready
-from rich.console import Console
+from networks import NETWORKS, gradients, outputs_of, ready, sequential
 
 import gluon_amp as amp
 from gluon_amp import native
@@ -29,11 +25,8 @@ def distance(expected, found):
 
 def two_layers(hybridize):
     mx.random.seed(2)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Dense(32, in_units=16, use_bias=False), nn.Dense(8, in_units=32, use_bias=False))
-    net.initialize(mx.init.Normal(1))
-    net.hybridize(hybridize)
+    net = sequential(lambda: [nn.Dense(32, in_units=16, use_bias=False),
+                              nn.Dense(8, in_units=32, use_bias=False)], mx.init.Normal(1), "net_", active=hybridize)
     return net, mx.nd.random.normal(shape=(64, 16))
 
 
@@ -123,31 +116,20 @@ def test_an_overflow_is_an_infinite_error(hybridize):
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.bf16)])
 @pytest.mark.parametrize("name", list(NETWORKS))
-def test_it_sees_what_runs_and_what_comes_out(name, dtype):
+def test_it_sees_what_comes_out(name, dtype):
     make, shape = NETWORKS[name]
     net, data = ready(make(), shape, active=False)
     eager = amp.compare(net, data, target_dtype=dtype, train_mode=False, gradients=False)
     net.hybridize()
     hybridized = amp.compare(net, data, target_dtype=dtype, train_mode=False, gradients=False)
-    # A view made by x.reshape() outside of graphs stays in whatever type it is.
-    low = [Counter(item.op for item in found.operators if item.dtype == dtype and item.op.lower() != "reshape")
-           for found in (eager, hybridized)]
-    # Recurrent layers run bfloat16 in C++, which only graphs have; what moves their results follows.
-    graph_only = {"RNN", "SwapAxis"} if runs_recurrent_layers(name, dtype) else set()
-    assert not low[0] - low[1]
-    assert set(low[1] - low[0]) == graph_only
     plain = outputs_of(net, data)
     amp.init(dtype)
     mixed = outputs_of(net, data)
     assert hybridized.outputs == pytest.approx([distance(a, b) for a, b in zip(plain, mixed)], rel=1e-3, abs=1e-6)
-    if graph_only:
+    if (name, dtype) == ("recurrent", "bfloat16") and native.is_available("_gluon_amp_rnn"):  # in graphs alone
         assert [np.isnan(row.isolated) for row in hybridized.operators if row.op == "RNN"] == [True]
     else:
         assert eager.outputs == pytest.approx(hybridized.outputs, rel=0.05, abs=1e-5)
-
-
-def runs_recurrent_layers(name, dtype):
-    return (name, dtype) == ("recurrent", "bfloat16") and native.is_available("_gluon_amp_rnn")
 
 
 @hybridized_or_not
@@ -182,10 +164,7 @@ def test_nothing_is_changed():
 
 
 def test_random_operators_draw_alike():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(64, in_units=64), nn.Dropout(0.5), nn.Dense(64, in_units=64))
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
+    net = sequential([nn.Dense(64, in_units=64), nn.Dropout(0.5), nn.Dense(64, in_units=64)], mx.init.Xavier())
     comparison = amp.compare(net, mx.nd.ones((8, 64)), target_dtype="float16")
     assert comparison.outputs[0] < 0.002
 
@@ -212,17 +191,6 @@ def test_networks_that_wait_for_their_shapes_and_several_inputs():
     net.initialize()
     comparison = amp.compare(net, (mx.nd.ones((2, 4)), mx.nd.ones((2, 3))), target_dtype="float16")
     assert comparison.operators[0].op == "FullyConnected"
-
-
-def test_table():
-    net, data = planted(1 + 2.0 ** -12, True)
-    comparison = amp.compare(net, data, target_dtype="float16")
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(comparison.table("isolated", count=1))
-    text = console.export_text()
-    assert "planted_dense1_fwd" in text
-    assert "planted_dense0_fwd" not in text
-    assert "3 of 3 operators in float16" in str(comparison)
 
 
 def test_mistakes_are_refused():

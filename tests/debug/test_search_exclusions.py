@@ -269,15 +269,3 @@ def test_subsets_are_minimal_for_conditions_that_more_items_cannot_break(count, 
     assert len(asked) <= 2 + count.bit_length()
     assert set(fewest(items, holds, prune=True)) == needed
     assert fewest(items, lambda found: False) is None
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.data())
-def test_no_single_item_can_be_left_out(weights, data):
-    limit = data.draw(st.integers(1, sum(weights)))
-
-    def holds(found):
-        return sum(weights[i] for i in found) >= limit
-
-    found = fewest(range(len(weights)), holds, prune=True)
-    assert holds(found)
-    assert all(not holds([i for i in found if i != left_out]) for left_out in found)

@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 
 import mxnet as mx
-import numpy as np
 import pytest
 from mxnet import gluon
+from networks import sequential
 
 pytest.importorskip("PIL")
 pytest.importorskip("sklearn")
@@ -48,17 +48,6 @@ def refusal(script, *arguments, **options):
     assert done.returncode in (1, 2), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
-
-
-@pytest.fixture
-def without(tmp_path):
-    """Make a directory in which a package is missing, for the front of the path."""
-    def hide(name):
-        directory = tmp_path / f"without_{name}"
-        directory.mkdir()
-        (directory / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')")
-        return [directory]
-    return hide
 
 
 def numbers(pattern, text):
@@ -105,34 +94,6 @@ def module(monkeypatch):
     return import_module
 
 
-def batch_dot_net(advanced, weights):
-    """The network of the second-order section with these weights, and where to find their gradients."""
-    net = advanced.Critic(8)
-    net.initialize()
-    layers = [layer.weight for layer in (net[0], net[2])]
-    for layer, weight in zip(layers, weights):
-        layer.set_data(mx.nd.array(weight[None]))
-    return net, lambda number: layers[number].grad().asnumpy()[0]
-
-
-def dense_net(advanced, weights):
-    """The same network of dense layers, hybridized."""
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(8, activation="tanh", use_bias=False, in_units=8),
-            gluon.nn.Dense(1, use_bias=False, in_units=8))
-    net.initialize()
-    net.hybridize()
-    for layer, weight in zip(net, weights):
-        layer.weight.set_data(mx.nd.array(weight.T))
-    return net, lambda number: net[number].weight.grad().asnumpy().T
-
-
-def penalty_of(x, first, second):
-    """What examples/torch_recipe computes of tanh(x first) second."""
-    gradient = ((1 - np.tanh(x @ first) ** 2) * second[:, 0]) @ first.T
-    return ((np.sqrt((gradient ** 2).sum(axis=1)) - 1) ** 2).mean()
-
-
 class TestTorchRecipe:
     @pytest.mark.machine
     def test_recipe(self):
@@ -151,70 +112,6 @@ class TestTorchRecipe:
         assert len(penalties) == 2
         assert all(float(first) > float(last) for first, last in penalties)
         assert "Losses" in printed
-
-    @pytest.mark.filterwarnings("ignore:AMP stays in FP32")
-    @pytest.mark.parametrize("penalty", ["second_order_penalty", "difference_penalty"])
-    def test_gradients_of_penalties(self, monkeypatch, penalty):
-        """Against NumPy: how the penalty changes along a direction; AMP is on."""
-        monkeypatch.syspath_prepend(str(EXAMPLES / "torch_recipe"))
-        advanced = import_module("advanced")
-        amp.init()
-        random = np.random.RandomState(0)
-        x, *weights = (random.randn(*shape) for shape in ((6, 8), (8, 8), (8, 1)))
-        net, found_in = (batch_dot_net if penalty == "second_order_penalty" else dense_net)(advanced, weights)
-        inputs = mx.nd.array(x[None] if penalty == "second_order_penalty" else x)
-        with mx.autograd.record():
-            value = getattr(advanced, penalty)(net, inputs)
-        value.backward()
-        assert value.asscalar() == pytest.approx(penalty_of(x, *weights), rel=2e-3)
-        for number in range(2):
-            direction = random.randn(*weights[number].shape)
-            ends = [penalty_of(x, *(weight + (which == number) * step * direction
-                                    for which, weight in enumerate(weights))) for step in (1e-4, -1e-4)]
-            gradient = found_in(number)
-            assert (gradient * direction).sum() == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=5e-3)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("options", [
-        [*TINY, "--kind", "dense"],
-        ["--size", "1", "--batch-size", "1", "--batches", "2", "--epochs", "1", "--layers", "1"],
-    ], ids=["dense", "least"])
-    @pytest.mark.parametrize("script", ["recipe", "advanced"])
-    def test_all_sections_run(self, script, options):
-        printed = run(f"torch_recipe/{script}.py", *options)
-        assert re.findall(r"^(\w+)\n-+$", printed, re.MULTILINE) == sections_of(script)
-
-    @pytest.mark.slow
-    def test_sections_are_chosen_by_name(self):
-        printed = run("torch_recipe/recipe.py", *TINY, "resuming", "clipping")
-        assert re.findall(r"^(\w+)\n-+$", printed, re.MULTILINE) == ["resuming", "clipping"]
-
-    @pytest.mark.parametrize(("arguments", "message"), [
-        (["clip"], "expected sections out of default_precision, autocast, "),
-        (["--size", "0"], "argument --size: expected a number of at least 1, received 0"),
-        (["--batches", "-3"], "argument --batches: expected a number of at least 1, received -3"),
-        (["--epochs", "x"], "argument --epochs: invalid at_least_one value: 'x'"),
-    ])
-    def test_refuses_options(self, arguments, message):
-        assert message in refusal("torch_recipe/recipe.py", *arguments)
-
-
-def sections_of(script):
-    """Return the names of a script's sections, in order, from its source."""
-    source = (EXAMPLES / "torch_recipe" / f"{script}.py").read_text()
-    return re.findall(r"\w+", re.search(r"^SECTIONS = .*?for each in \(([^)]*)\)", source, re.DOTALL | re.MULTILINE)[1])
-
-
-@pytest.mark.slow
-class TestThreeLines:
-    @pytest.mark.parametrize("side", ["before", "after"])
-    def test_runs_as_it_is(self, side):
-        # As the README says: MXNet alone cannot be imported on Python 3.12.
-        alone = side == "before" and sys.version_info >= (3, 12)
-        command = ["-m", "gluon_amp", "run", "--no-init"] if alone else []
-        speeds = numbers(r"step \d: ([\d.]+) images a second", run(f"three_lines/{side}.py", command=command))
-        assert len(speeds) == 5
-        assert min(speeds) > 0
 
 
 class TestTrainerClass:
@@ -238,23 +135,6 @@ class TestTrainerClass:
             printed = run("trainer_class/estimator_fit.py", "--epochs", epochs, "--checkpoints", tmp_path)
         assert "resumed from epoch 0" in printed
         assert numbers(r"Train finished .* training accuracy: ([\d.]+)", printed)[0] > 0.9
-
-
-    @pytest.mark.slow
-    def test_estimator_in_fp32(self, tmp_path):
-        for epochs in (1, 2):
-            printed = run("trainer_class/estimator_fit.py", "--no-amp", "--epochs", epochs, "--checkpoints", tmp_path)
-            assert "AMP" not in printed
-        assert "resumed from epoch 0" in printed
-        assert not list(tmp_path.glob("*.scaler"))
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("option", [[], ["--no-amp"]])
-    @pytest.mark.parametrize("script", ["main", "estimator_fit"])
-    def test_train_without_scikit_learn(self, script, option, without):
-        printed = run(f"trainer_class/{script}.py", "--epochs", 1, *option, path=without("sklearn"))
-        assert "scikit-learn is not installed: training on made-up patterns. For digits: pip install " in printed
-        assert numbers(r"accuracy:? ([\d.]+)", printed)[-1] > 0.25  # one epoch; 0.1 by guessing
 
     @pytest.mark.parametrize(("script", "arguments", "message"), [
         ("main", ["--epochs", "0"], "argument --epochs: expected a number of at least 1, received 0"),
@@ -323,12 +203,6 @@ class TestImagenet:
                 assert scores(imagenet(*data, *FEW, "-e", *weights, "--deterministic")) == trained[-1:]
 
     @pytest.mark.slow
-    def test_profiles(self, tmp_path):
-        printed = imagenet("--synthetic", *FEW, "--classes", 5, "--prof", 2, "--output", tmp_path)
-        assert re.search(r"^_backward_Convolution +\d+ ", printed, re.MULTILINE)
-        assert (tmp_path / "profile.json").stat().st_size > 1000
-
-    @pytest.mark.slow
     def test_several_processes(self, digits, tmp_path):
         """They print once, take a share of the images each, and resume exactly."""
         settings = [digits, *FEW, "--deterministic", "--checkpoints"]
@@ -354,50 +228,6 @@ class TestImagenet:
             found = losses("--sync_bn", "--opt-level", level, **TWO)
             assert found[0] == pytest.approx(whole[0], rel=1e-2)
             assert len(found) == 2
-
-    def test_records_hold_what_folders_hold(self, module, digits, records):
-        images = module("image_data")
-        for part in ("train", "val"):
-            one, other = (images.Centered(images._open(root, part), 28) for root in (digits, records))
-            assert len(one) == len(other)
-            for number in (0, len(one) - 1):
-                np.testing.assert_array_equal(one[number][0], other[number][0])
-                assert one[number][1] == other[number][1]
-
-    def test_checkpoints_are_written_whole_or_not_at_all(self, module, tmp_path, monkeypatch):
-        checkpoints = module("checkpoints")
-        net = gluon.nn.Dense(2, in_units=2)
-        net.initialize()
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
-        path = tmp_path / "checkpoint.zip"
-        checkpoints.save(path, net, trainer, {"epoch": 1, "arch": "dense"})
-        before = path.read_bytes()
-
-        def fail(*_):
-            raise OSError("disk full")
-
-        monkeypatch.setattr(zipfile.ZipFile, "write", fail)
-        with pytest.raises(OSError, match="disk full"):
-            checkpoints.save(path, net, trainer, {"epoch": 2, "arch": "dense"})
-        assert path.read_bytes() == before
-        assert list(tmp_path.iterdir()) == [path]
-
-    def test_broken_and_foreign_checkpoints_are_refused(self, module, tmp_path):
-        checkpoints = module("checkpoints")
-        net = gluon.nn.Dense(2, in_units=2)
-        net.initialize()
-        trainer = gluon.Trainer(net.collect_params(), "sgd")
-        path = tmp_path / "checkpoint.zip"
-        checkpoints.save(path, net, trainer, {"epoch": 1, "arch": "dense"})
-        assert checkpoints.read_progress(path, "dense")["epoch"] == 1
-        with pytest.raises(ValueError, match="expected a checkpoint of resnet, received one of dense"):
-            checkpoints.read_progress(path, "resnet")
-        content = bytearray(path.read_bytes())
-        place = content.index(net.weight.data().asnumpy().tobytes())
-        content[place] ^= 1
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="damaged"):
-            checkpoints.load(path, net, trainer, mx.cpu())
 
 
 class TestServing:
@@ -439,11 +269,8 @@ print("served")
 """
 
     def test_threads_and_forked_workers_share_a_network(self, tmp_path):
-        net = gluon.nn.HybridSequential()
-        net.add(gluon.nn.Conv2D(16, 3, in_channels=3), gluon.nn.BatchNorm(in_channels=16),
-                gluon.nn.Activation("relu"), gluon.nn.Dense(5, in_units=16 * 30 * 30))
-        net.initialize(mx.init.Xavier())
-        net.hybridize()
+        net = sequential([gluon.nn.Conv2D(16, 3, in_channels=3), gluon.nn.BatchNorm(in_channels=16),
+                          gluon.nn.Activation("relu"), gluon.nn.Dense(5, in_units=16 * 30 * 30)], mx.init.Xavier())
         net(mx.nd.zeros((1, 3, 32, 32)))
         net.export(str(tmp_path / "net"))
         (tmp_path / "ask.py").write_text(self.ASK)

@@ -10,7 +10,6 @@ from mxnet.gluon import Block, HybridBlock, nn
 from networks import BF16_EPS, relative
 
 import gluon_amp as amp
-from gluon_amp.eager import applier
 
 pytestmark = pytest.mark.machine
 
@@ -107,26 +106,6 @@ class TestWrites:
         assert (before.asnumpy() == -after.asnumpy()).all()
 
 
-def test_a_trainer_inside_of_a_call(data):
-    class Net(Block):
-        def __init__(self):
-            super().__init__()
-            self.inner = dense()
-            self.trainer = mx.gluon.Trainer(self.inner.collect_params(), "sgd", {"learning_rate": 0.5})
-
-        def forward(self, x):
-            for _ in range(4):
-                with autograd.record():
-                    y = self.inner(x)
-                    loss = (y * y).mean()
-                loss.backward()
-                self.trainer.step(1)
-            return self.inner(x)
-    expected = Net()(data).asnumpy()
-    amp.init(LOW)
-    assert relative(expected, Net()(data).asnumpy()) < 10 * BF16_EPS
-
-
 @pytest.mark.parametrize("kind", [Block, HybridBlock])
 def test_two_losses_and_two_backward_passes_in_a_call(data, kind):
     class Net(kind):
@@ -146,45 +125,3 @@ def test_two_losses_and_two_backward_passes_in_a_call(data, kind):
     net(data)
     expected = 3 * np.tile(data.asnumpy().sum(0), (16, 1))
     assert relative(expected, net.inner.weight.grad().asnumpy()) < 4 * BF16_EPS
-
-
-def test_gradients_by_grad_in_a_call(data):
-    class Net(Block):
-        def __init__(self):
-            super().__init__()
-            self.inner = dense()
-
-        def forward(self, x):
-            x = x.copy()
-            x.attach_grad()
-            slopes = []
-            for scale in (1, 2):
-                with autograd.record():
-                    y = (self.inner(x) * scale).sum()
-                slopes.append(autograd.grad(y, [x])[0])
-            return slopes
-    net = Net()
-    net(data)
-    amp.init(LOW)
-    one, other = net(data)
-    assert relative(2 * one.asnumpy(), other.asnumpy()) < 4 * BF16_EPS
-
-
-@pytest.mark.bf16  # an imitated type has more casts
-def test_a_weight_used_twice_in_one_hybrid_call_is_cast_once(data, monkeypatch):
-    class Net(HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.inner = dense()
-
-        def hybrid_forward(self, F, x):
-            return self.inner(x) + self.inner(2 * x)
-    amp.init(LOW)
-    net = Net()
-    counted = []
-    cast = applier.Caster.cast
-    monkeypatch.setattr(applier.Caster, "cast", lambda self, array, *rest: counted.append(array.shape)
-                        or cast(self, array, *rest))
-    with autograd.record():
-        net(data)
-    assert counted.count((16, 16)) == 1

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import collections
-import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
@@ -15,45 +15,56 @@ from mxnet.ndarray import (
     FullyConnected,  # before init, on purpose
     register,
 )
-from networks import BF16_EPS, NETWORKS, accumulated, gradients, outputs_of, ready, relative, worst
+from networks import (
+    BF16_EPS,
+    NETWORKS,
+    accumulated,
+    differentiate,
+    gradients,
+    outputs_of,
+    ready,
+    relative,
+    sequential,
+    worst,
+)
 
 import gluon_amp as amp
 from gluon_amp._mxnet.invoke import handle_of
 from gluon_amp.dtypes import BFLOAT16_DTYPE
-from gluon_amp.rules import Policy
-from gluon_amp.state.in_force import frame, in_force
-from gluon_amp.state.state import State
+from gluon_amp.state.in_force import frame
 
 pytestmark = pytest.mark.machine
 
 
-def on(name):
-    return pytest.param(name, id=name)
-
-
-@pytest.mark.bf16
-@pytest.mark.parametrize("name", [on(name) for name in NETWORKS])
+@pytest.mark.parametrize("name", NETWORKS)
 class TestNetworks:
-    def test_eager_and_hybridized_agree_with_each_other_and_with_fp32(self, name, monkeypatch):
+    @pytest.mark.parametrize(("dtype", "eps", "of_outputs", "of_gradients", "of_graphs"), [
+        pytest.param("bfloat16", BF16_EPS, 6, 16, 2, marks=pytest.mark.bf16), ("float16", 2.0 ** -11, 16, 32, 4)])
+    def test_eager_and_hybridized_agree_with_each_other_and_with_fp32(self, name, dtype, eps, of_outputs, of_gradients,
+                                                                      of_graphs, monkeypatch):
         prefer(monkeypatch, nhwc=False)  # in graphs, as in calls
         make, shape = NETWORKS[name]
         net, data = ready(make(), shape, active=False)
+        scale = 1024 if dtype == "float16" else 1
+        if (name, dtype) == ("conv", "float16"):
+            of_gradients = 160  # max-pooling may pick another of two values that round alike: its gradient moves
         plain = outputs_of(net, data)
-        amp.init("bfloat16")
+        amp.init(dtype)
         eager = outputs_of(net, data)
         assert all(output.dtype == np.float32 for output in eager)
-        assert max(map(relative, plain, eager)) < 6 * BF16_EPS
+        assert max(map(relative, plain, eager)) < of_outputs * eps
         amp.deinit()
-        plain_gradients = gradients(net, data)
-        amp.init("bfloat16")
-        eager_gradients = gradients(net, data)
+        plain_gradients = gradients(net, data, scale=scale)
+        amp.init(dtype)
+        eager_gradients = gradients(net, data, scale=scale)
         net.hybridize()
-        graph_gradients = gradients(net, data)
-        assert worst(plain_gradients, eager_gradients)[0] < 16 * BF16_EPS
+        graph_gradients = gradients(net, data, scale=scale)
+        assert worst(plain_gradients, eager_gradients)[0] < of_gradients * eps
         # Rounding happens in the same places; sums of gradients may differ in order.
-        assert worst(graph_gradients, eager_gradients)[0] < 2 * BF16_EPS
+        assert worst(graph_gradients, eager_gradients)[0] < of_graphs * eps
         assert any((plain_gradients[key] != eager_gradients[key]).any() for key in plain_gradients)
 
+    @pytest.mark.bf16
     def test_gradients_accumulate(self, name):
         make, shape = NETWORKS[name]
         net, data = ready(make(), shape, active=False)
@@ -117,35 +128,6 @@ class TestMixtures:
         assert relative(found, net(data).asnumpy()) < BF16_EPS
 
 
-@pytest.mark.bf16
-def test_functions_imported_before_init_are_covered():
-    x, w = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32))
-    expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
-    amp.init("bfloat16")
-    found = FullyConnected(x, w, no_bias=True, num_hidden=8)
-    assert found.dtype == np.float32
-    assert 0 < relative(expected, found.asnumpy()) < 2 * BF16_EPS
-
-
-@pytest.mark.bf16
-def test_numpy_operators_are_covered():
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        x, w = mx.np.random.normal(size=(4, 32)), mx.np.random.normal(size=(8, 32))
-
-        class Net(HybridBlock):
-            def hybrid_forward(self, F, data):
-                a = F.npx.fully_connected(data, w, no_bias=True, num_hidden=8)
-                joined = F.np.concatenate([a, a], axis=1)
-                return F.np.tensordot(joined, joined, axes=([1], [1])) + F.np.sum(joined)
-
-        net = Net()
-        expected = net(x).asnumpy()
-        amp.init("bfloat16")
-        found = net(x)
-        assert isinstance(found, mx.np.ndarray)
-        assert 0 < relative(expected, found.asnumpy()) < 4 * BF16_EPS
-
-
 class Widened(HybridBlock):
     def __init__(self):
         super().__init__()
@@ -195,12 +177,6 @@ class TestArraysThatStayAsTheyAre:
         csr = mx.nd.array([[0, 1], [2, 0]]).tostype("csr")
         amp.init()
         assert (mx.nd.sparse.dot(csr, mx.nd.ones((2, 3))).asnumpy() == [[1, 1, 1], [2, 2, 2]]).all()
-
-    def test_arrays_on_another_kind_of_device(self):
-        in_force.state = State({"gpu": Policy("float16")})
-        assert in_force.eager([mx.nd.ones(1)]) is None
-        assert in_force.state.policy("cpu_pinned") is None
-        assert in_force.state.policy("gpu").target_dtype == "float16"
 
 
 class TestOut:
@@ -252,10 +228,7 @@ class TestCasts:
         amp.deinit()
 
     def run(self, net):
-        with autograd.record():
-            loss = net(mx.nd.ones((2, 8))).sum()
-        loss.backward()
-        return loss
+        return differentiate(lambda: net(mx.nd.ones((2, 8))).sum())
 
     def test_a_weight_is_cast_once_per_recorded_pass(self, count):
         net = Twice()
@@ -267,19 +240,10 @@ class TestCasts:
         assert count() == 8
         assert frame.casts is None
 
-    def test_a_new_weight_is_seen(self, count):
-        net = Twice()
-        net.initialize(mx.init.Constant(1))
-        before = self.run(net).asscalar()
-        net.dense.weight.set_data(net.dense.weight.data() * 0)
-        assert self.run(net).asscalar() != before
-
     def test_two_losses_of_one_network_are_both_differentiated(self, count):
         net = Twice()
         net.initialize()
         weight = net.dense.weight
-        with autograd.record():
-            first, second = net(mx.nd.ones((2, 8))).sum(), net(mx.nd.ones((2, 8)) * 2).sum()
         weight.grad_req = "add"
         with autograd.record():
             first, second = net(mx.nd.ones((2, 8))).sum(), net(mx.nd.ones((2, 8)) * 2).sum()
@@ -318,9 +282,7 @@ def test_code_of_a_network_reads_fp32_values():
     net(data)
     amp.init("bfloat16")
     low = mx.nd.amp_cast(data, dtype=BFLOAT16_DTYPE)
-    with autograd.record():
-        result = net(data).sum()
-    result.backward()
+    differentiate(lambda: net(data).sum())
     values, first, _, low_values, low_first, text = net.seen
     assert relative(values, low_values) < 4 * BF16_EPS
     assert low_first == pytest.approx(float(first), rel=0.05, abs=0.05)
@@ -332,10 +294,8 @@ def test_code_of_a_network_reads_fp32_values():
 class TestForwardHooks:
     @staticmethod
     def network():
-        net = nn.HybridSequential()
-        net.add(nn.Dense(64, in_units=64), nn.Activation("relu"), nn.Dense(4, in_units=64))
-        net.initialize(mx.init.Xavier())
-        return net
+        return sequential([nn.Dense(64, in_units=64), nn.Activation("relu"),
+                           nn.Dense(4, in_units=64)], mx.init.Xavier(), active=False)
 
     def test_they_read_fp32_inside_of_networks(self):
         net, data, seen = self.network(), mx.nd.random.uniform(shape=(8, 64)), []
@@ -364,14 +324,6 @@ class TestForwardHooks:
         assert relative(plain, gradient()) < 4 * BF16_EPS
 
 
-def test_deinit_restores_the_operator_call():
-    before = register._imperative_invoke
-    amp.init()
-    assert register._imperative_invoke is not before
-    amp.deinit()
-    assert register._imperative_invoke is before
-
-
 @pytest.mark.bf16
 def test_an_error_names_the_operator_the_rule_and_the_way_out():
     amp.init("bfloat16")
@@ -382,32 +334,20 @@ def test_an_error_names_the_operator_the_rule_and_the_way_out():
 
 class TestThreads:
     def test_threads_train_as_one_does(self):
-        def work(results, number):
-            net, data = ready_nets[number]
-            results[number] = gradients(net, data)
-
         amp.init()
         make, shape = NETWORKS["residual"]
         ready_nets = [ready(make(), shape, active=False) for _ in range(4)]
         expected = [gradients(*pair) for pair in ready_nets]
-        results = {}
-        threads = [threading.Thread(target=work, args=(results, number)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for number, value in enumerate(expected):
-            assert worst(value, results[number])[0] < 1e-5
+        with ThreadPoolExecutor(4) as pool:
+            for value, found in zip(expected, pool.map(lambda pair: gradients(*pair), ready_nets)):
+                assert worst(value, found)[0] < 1e-5
 
     def test_gluoncvs_parallel(self):
         from gluoncv.utils.parallel import Parallel, Parallelizable
 
         class Task(Parallelizable):
             def forward_backward(self, x):
-                with autograd.record():
-                    loss = net(x).sum()
-                loss.backward()
-                return loss
+                return differentiate(lambda: net(x).sum())
 
         amp.init()
         contexts = [mx.cpu(0), mx.cpu(1)]

@@ -1,13 +1,11 @@
 """Operators that make their own gradient, such as SoftmaxOutput: it carries the loss scale."""
 from __future__ import annotations
 
-import threading
 from contextlib import nullcontext
 
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import FASTEST
 from mxnet import autograd, gluon
 from mxnet.gluon import HybridBlock, nn
 
@@ -273,22 +271,6 @@ def weight_after_a_step(net, scale, *data):
     return net.collect_params()["dense_weight"].data().asnumpy()
 
 
-def test_symbols_written_for_module():
-    def symbol():
-        data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=SIZE, no_bias=True, name="dense")
-        return mx.sym.SoftmaxOutput(data, mx.sym.var("softmax_label"), name="softmax")
-
-    def trained(scale):
-        net = gluon.SymbolBlock(symbol(), [mx.sym.var("data"), mx.sym.var("softmax_label")])
-        net.initialize(mx.init.One())
-        x, y = draw()
-        return weight_after_a_step(net, scale, x, y.argmax(axis=1))
-
-    expected = trained(None)
-    amp.init("float32")
-    np.testing.assert_allclose(trained(1024), expected, rtol=1e-5)
-
-
 def test_a_module_has_no_scale():
     """Executors have no trainer that would divide by it."""
     def gradient():
@@ -351,32 +333,6 @@ def test_float16_heads_of_the_users_own(hybridize):
     assert not amp.get_loss_scaler(trainer).step_was_skipped
     # The gradient is the data squared, divided by the three outputs.
     np.testing.assert_allclose(net.weight.data().asnumpy(), 1 - 0.125 * np.array([0, 0.0625, 0.25]) / 3, rtol=1e-3)
-
-
-def test_losses_with_several_scales_in_several_threads():
-    amp.init("float32")
-    scales = [2.0 ** exponent for exponent in range(4, 12)]
-    pairs = [made("hybridized" if number % 2 else "eager", "SoftmaxOutput") for number in range(len(scales))]
-    for (_, trainer), scale in zip(pairs, scales):
-        amp.init_trainer(trainer, scale)
-    expected, start = stock("SoftmaxOutput", steps=20), threading.Barrier(len(scales))
-
-    def work(net, trainer):
-        start.wait()
-        for _ in range(20):
-            with autograd.record():
-                loss = net(*draw())
-                with amp.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
-            trainer.step(BATCH)
-
-    threads = [threading.Thread(target=work, args=pair) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for net, _ in pairs:
-        close(moved(net), expected, 1e-4)
 
 
 def test_one_backward_pass_with_two_scales_is_refused():
@@ -468,14 +424,3 @@ def test_an_overflow_of_a_scaled_gradient_is_found(way):
     trainer.step(BATCH)
     assert amp.get_loss_scaler(trainer).step_was_skipped
     assert [(report.phase, report.op) for report in tracer.reports] == [("backward", "SoftmaxOutput")]
-
-
-def test_networks_for_inference_are_left_as_they_are():
-    amp.init(FASTEST)
-    net, _ = made("hybridized", "SoftmaxOutput")
-    net(*draw())
-    assert not net._cached_op.latest.carries_scale
-    with autograd.record():
-        net(*draw())
-    assert net._cached_op.latest.carries_scale
-    assert "scale" not in net._cached_graph[1].tojson()

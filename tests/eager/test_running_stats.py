@@ -279,18 +279,3 @@ def test_gradients_that_are_asked_for_write_statistics_too():
     assert not np.array_equal(net[1].running_mean.data().asnumpy(), before[4])
     _step(net, trainer, _batch(2, BAD))
     _assert_equal(_values(net), before)
-
-
-def test_statistics_that_a_trainer_without_scaler_saw_stay():
-    amp.init()
-    watched, plain = (_net(_layers()["batch_norm"], "hybridized") for _ in range(2))
-    trainers = [_trainer(net) for net in (watched, plain)]
-    amp.init_trainer(trainers[0], loss_scaler=1.0)
-    for number in range(3):
-        with mx.autograd.record():
-            loss = plain(_batch(number, GOOD)).mean()
-        loss.backward()
-        trainers[1].step(1)
-    before = _values(plain)
-    _step(watched, trainers[0], _batch(0, BAD))
-    _assert_equal(_values(plain), before)

@@ -107,15 +107,7 @@ def other_store(worker):
 
 def either_store(worker):
     """The store that is the same with either engine."""
-    net = dense_net()
-    amp.exclude(net)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9},
-                            kvstore=amp.parallel.kvstore())
-    amp.init_trainer(trainer, 1024.0)
-    for batch in joint_batches():
-        backward(worker, net, trainer, batch)
-        trainer.step(BATCH)
-    return weights(net)
+    return plain(Worker("kvstore", worker.rank, worker.size), store=amp.parallel.kvstore())
 
 
 def beginnings(worker):
@@ -189,8 +181,11 @@ class Branches(gluon.Block):
         return self.low(data) if data[0, 0].asscalar() < 0 else self.high(data)
 
 
-def stale(worker):
-    """Process 0 alone uses one layer in step 0, and the other one in step 1; no process uses the third."""
+def stale(worker, ranks=()):
+    """Process 0 alone uses one layer in step 0, and the other one in step 1; no process uses the third.
+
+    One process may compute the losses of all ``ranks``.
+    """
     mx.random.seed(6)
     net = Branches()
     net.initialize()
@@ -198,29 +193,12 @@ def stale(worker):
     trainer = worker.trainer(net)
     amp.init_trainer(trainer, 16.0)
     for sign in (-1, 1):
-        for rank in range(worker.size) if worker.engine == "none" else [worker.rank]:
-            data = mx.nd.array([[sign if rank == 0 else -sign, rank + 1]])
-            with autograd.record(), amp.scale_loss((net(data) ** 2).sum(), trainer) as scaled:
-                autograd.backward(scaled)
-        trainer.step(worker.step_size(worker.size), ignore_stale_grad=True)
-    return weights(net)
-
-
-def stale_joint(size):
-    """What :func:`stale` gives in one process: every sample's gradients in one loss."""
-    mx.random.seed(6)
-    net = Branches()
-    net.initialize()
-    amp.exclude(net)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
-    amp.init_trainer(trainer, 16.0)
-    for sign in (-1, 1):
         with autograd.record():
             losses = [(net(mx.nd.array([[sign if rank == 0 else -sign, rank + 1]])) ** 2).sum()
-                      for rank in range(size)]
+                      for rank in ranks or [worker.rank]]
             with amp.scale_loss(sum(losses), trainer) as scaled:
                 autograd.backward(scaled)
-        trainer.step(size, ignore_stale_grad=True)
+        trainer.step(worker.step_size(worker.size), ignore_stale_grad=True)
     return weights(net)
 
 

@@ -76,6 +76,19 @@ NETWORKS = {"conv": (conv_net, (4, 3, 16, 16)), "residual": (Residual, (2, 16, 8
             "attention": (Attention, (2, 6, 32)), "recurrent": (Recurrent, (2, 5, 8))}
 
 
+def sequential(layers, init=None, prefix=None, **flags):
+    """Return an initialized network of layers, or of those that a function makes in its name scope, and hybridize it.
+
+    With ``active=False`` it is not hybridized.
+    """
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(*(layers() if callable(layers) else layers))
+    net.initialize(init or mx.init.Uniform())
+    net.hybridize(**flags)
+    return net
+
+
 def ready(net, shape, **flags):
     """Initialize a network, run it once, and hybridize it unless flags is {'active': False}."""
     mx.random.seed(1)
@@ -84,6 +97,14 @@ def ready(net, shape, **flags):
     net(data)
     net.hybridize(**flags)
     return net, data
+
+
+def differentiate(function, *arrays, head=None):
+    """Return what a function gives, after its backward pass."""
+    with autograd.record():
+        result = function(*arrays)
+    result.backward(head)
+    return result
 
 
 def gradients(net, data, passes=1, scale=1):

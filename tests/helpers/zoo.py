@@ -12,16 +12,13 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from statistics import median
-from typing import Any, Dict, Iterator, Sequence
+from typing import Any, Dict, Iterator
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from zoo_networks import DETECTS_IN_TRAINING_ONLY, NEED_STATISTICS, Task, flat, make_task
-
-from gluon_amp.graph import Graph, Node
-from gluon_amp.passes import alignment, precisions
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"active": False},
@@ -142,7 +139,7 @@ def deviations(expected: Arrays, found: Arrays) -> list[float]:
 
 
 def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
-    """Return how far outputs (the worst) and gradients (the median one) are from FP32's, and from eager AMP's."""
+    """Return how far outputs (the worst) and gradients (the median one) are from FP32's."""
     plain = measured(bench, active=False)
     with bench.rounded():
         result = {"yardstick": distance(plain, measured(bench, active=False))}
@@ -150,29 +147,7 @@ def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
     for mode in modes:
         result[mode] = distance(plain, measured(bench, **MODES[mode]))
     amp.deinit()
-    with deciding_by_inputs():
-        eager, found = (measured(bench, active=active) for active in (False, True))
-    result["sweep"] = {**distance(plain, found), "between": distance(eager, found)}
     return result
-
-
-@contextmanager
-def deciding_by_inputs() -> Iterator[None]:
-    """Switch AMP on so that inputs decide every operator's precision and MXNet's own kernel runs it, in graphs too."""
-    amp.init("bfloat16", disable_passes=["native_operators", "native_activations", "channels_last"])
-    fold, alignment.can_fold_stride = alignment.can_fold_stride, _never
-    joins, precisions._joins = precisions._joins, _none
-    yield
-    alignment.can_fold_stride, precisions._joins = fold, joins
-    amp.deinit()
-
-
-def _never(attrs: dict[str, str], channels: int) -> bool:
-    return False
-
-
-def _none(graph: Graph, nodes: Sequence[Node]) -> set[int]:
-    return set()
 
 
 def measured(bench: Bench, **flags: Any) -> dict[str, Arrays]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any, Callable, NamedTuple
 
 import mxnet as mx
@@ -104,42 +105,38 @@ def names(count: int = CLASSES) -> list[str]:
     return [f"class{i}" for i in range(count)]
 
 
-def ssd(name: str, pixels: int, batch: int = 2, learning_rate: float = 0.001) -> Callable[[], Task]:
-    def make() -> Task:
-        data, (box, label) = images(pixels, batch), boxes(batch, pixels)
-        net = get_model(name, pretrained_base=False, classes=names(), transfer=None)
-        net = initialized(net, data)
-        net.set_nms(nms_thresh=0)  # all boxes in order, rather than the few that rounding chooses
-        with autograd.train_mode():
-            anchors = net(data)[2]
-        targets = SSDTargetGenerator(negative_mining_ratio=-1)(anchors, None, box / pixels, label)
-        multi_box_loss = gluoncv.loss.SSDMultiBoxLoss()
+def ssd(name: str, pixels: int, batch: int = 2, learning_rate: float = 0.001) -> Task:
+    data, (box, label) = images(pixels, batch), boxes(batch, pixels)
+    net = get_model(name, pretrained_base=False, classes=names(), transfer=None)
+    net = initialized(net, data)
+    net.set_nms(nms_thresh=0)  # all boxes in order, rather than the few that rounding chooses
+    with autograd.train_mode():
+        anchors = net(data)[2]
+    targets = SSDTargetGenerator(negative_mining_ratio=-1)(anchors, None, box / pixels, label)
+    multi_box_loss = gluoncv.loss.SSDMultiBoxLoss()
 
-        def loss(net: HybridBlock, x: mx.nd.NDArray) -> mx.nd.NDArray:
-            cls, offsets, _ = net(x)
-            return multi_box_loss([cls], [offsets], [targets[0]], [targets[1]])[0][0].sum() / batch
-        return Task(net, data, outputs, loss, learning_rate)
-    return make
+    def loss(net: HybridBlock, x: mx.nd.NDArray) -> mx.nd.NDArray:
+        cls, offsets, _ = net(x)
+        return multi_box_loss([cls], [offsets], [targets[0]], [targets[1]])[0][0].sum() / batch
+    return Task(net, data, outputs, loss, learning_rate)
 
 
-def yolo3(name: str, pixels: int, batch: int = 2) -> Callable[[], Task]:
-    def make() -> Task:
-        data, (box, label) = images(pixels, batch), boxes(batch, pixels)
-        net = initialized(get_model(name, pretrained_base=False, classes=names(), transfer=None), data)
-        net.set_nms(nms_thresh=0)
-        for output in net.yolo_outputs:
-            # Box sizes are exponentials of scores: of random ones without normalisation one box outweighs all others.
-            output.prediction.weight.set_data(output.prediction.weight.data() * 0.01)
-        with autograd.train_mode():
-            _, anchors, offsets, maps, *_ = net(data)
-        generate = YOLOV3PrefetchTargetGenerator(num_class=CLASSES)
-        each = [generate(data[:1], maps, anchors, offsets, box[i:i + 1], label[i:i + 1]) for i in range(batch)]
-        targets = [mx.nd.concat(*parts, dim=0) for parts in zip(*each)]
+def yolo3(name: str, pixels: int, batch: int = 2) -> Task:
+    data, (box, label) = images(pixels, batch), boxes(batch, pixels)
+    net = initialized(get_model(name, pretrained_base=False, classes=names(), transfer=None), data)
+    net.set_nms(nms_thresh=0)
+    for output in net.yolo_outputs:
+        # Box sizes are exponentials of scores: of random ones without normalisation one box outweighs all others.
+        output.prediction.weight.set_data(output.prediction.weight.data() * 0.01)
+    with autograd.train_mode():
+        _, anchors, offsets, maps, *_ = net(data)
+    generate = YOLOV3PrefetchTargetGenerator(num_class=CLASSES)
+    each = [generate(data[:1], maps, anchors, offsets, box[i:i + 1], label[i:i + 1]) for i in range(batch)]
+    targets = [mx.nd.concat(*parts, dim=0) for parts in zip(*each)]
 
-        def loss(net: HybridBlock, x: mx.nd.NDArray) -> mx.nd.NDArray:
-            return sum(part.mean() for part in net(x, box, *targets))
-        return Task(net, data, outputs, loss, learning_rate=0.0005)
-    return make
+    def loss(net: HybridBlock, x: mx.nd.NDArray) -> mx.nd.NDArray:
+        return sum(part.mean() for part in net(x, box, *targets))
+    return Task(net, data, outputs, loss, learning_rate=0.0005)
 
 
 def rcnn_settings(batch: int) -> dict[str, Any]:
@@ -177,39 +174,37 @@ def rcnn_with_pyramid(batch: int) -> HybridBlock:
 
 
 def rcnn(build: Callable[[int], HybridBlock], pixels: int, batch: int = 2, learning_rate: float = 0.002,
-         masks: bool = False) -> Callable[[], Task]:
-    def make() -> Task:
-        data, (box, label) = images(pixels, batch), boxes(batch, pixels)
-        net = build(batch)
-        net.initialize(ZooWeights(), force_reinit=True)
+         masks: bool = False) -> Task:
+    data, (box, label) = images(pixels, batch), boxes(batch, pixels)
+    net = build(batch)
+    net.initialize(ZooWeights(), force_reinit=True)
 
-        def train(net: HybridBlock, x: mx.nd.NDArray) -> tuple[list, list]:
-            """Return what Faster R-CNN gives in training, and the masks that Mask R-CNN gives beside it."""
-            result = list(net(x, box, label))
-            return result, [result.pop(2)] if masks else []
+    def train(net: HybridBlock, x: mx.nd.NDArray) -> tuple[list, list]:
+        """Return what Faster R-CNN gives in training, and the masks that Mask R-CNN gives beside it."""
+        result = list(net(x, box, label))
+        return result, [result.pop(2)] if masks else []
 
-        with autograd.train_mode():
-            result, stencils = train(net, data)
-        objects, *stencils = (mx.nd.random.uniform(shape=each.shape) > 0.7 for each in (result[5], *stencils))
-        binary = gluon.loss.SigmoidBinaryCrossEntropyLoss()
-        cross_entropy, huber = gluon.loss.SoftmaxCrossEntropyLoss(), gluon.loss.HuberLoss()
+    with autograd.train_mode():
+        result, stencils = train(net, data)
+    objects, *stencils = (mx.nd.random.uniform(shape=each.shape) > 0.7 for each in (result[5], *stencils))
+    binary = gluon.loss.SigmoidBinaryCrossEntropyLoss()
+    cross_entropy, huber = gluon.loss.SoftmaxCrossEntropyLoss(), gluon.loss.HuberLoss()
 
-        def infer(net: HybridBlock, x: mx.nd.NDArray) -> list:
-            assert all(np.isfinite(part.asnumpy()).all() for part in net(x[:1]))
-            net.hybridize(net._active, **dict(net._flags))  # a graph is traced for training or for inference
-            with autograd.train_mode():  # the outputs that depend on no choice of boxes
-                return train(net, x)[0][5:7]
+    def infer(net: HybridBlock, x: mx.nd.NDArray) -> list:
+        assert all(np.isfinite(part.asnumpy()).all() for part in net(x[:1]))
+        net.hybridize(net._active, **dict(net._flags))  # a graph is traced for training or for inference
+        with autograd.train_mode():  # the outputs that depend on no choice of boxes
+            return train(net, x)[0][5:7]
 
-        def loss(net: HybridBlock, x: mx.nd.NDArray) -> mx.nd.NDArray:
-            result, shapes = train(net, x)
-            scores, offsets, proposals, shifts = *result[:2], *result[5:7]
-            targets, shift_targets, chosen = result[8:11]
-            weight = (targets >= 0).expand_dims(-1)
-            total = (binary(proposals, objects).mean() + cross_entropy(scores, targets * (targets > 0), weight).mean()
-                     + huber(shifts * objects, shifts * 0).mean() + huber(offsets * chosen, shift_targets).mean())
-            return sum((binary(each, stencil).mean() for each, stencil in zip(shapes, stencils)), total)
-        return Task(net, data, infer, loss, learning_rate)
-    return make
+    def loss(net: HybridBlock, x: mx.nd.NDArray) -> mx.nd.NDArray:
+        result, shapes = train(net, x)
+        scores, offsets, proposals, shifts = *result[:2], *result[5:7]
+        targets, shift_targets, chosen = result[8:11]
+        weight = (targets >= 0).expand_dims(-1)
+        total = (binary(proposals, objects).mean() + cross_entropy(scores, targets * (targets > 0), weight).mean()
+                 + huber(shifts * objects, shifts * 0).mean() + huber(offsets * chosen, shift_targets).mean())
+        return sum((binary(each, stencil).mean() for each, stencil in zip(shapes, stencils)), total)
+    return Task(net, data, infer, loss, learning_rate)
 
 
 def without_dropout(block: gluon.Block) -> None:
@@ -218,16 +213,14 @@ def without_dropout(block: gluon.Block) -> None:
         block._rate = 0
 
 
-def segmentation(model: str, pixels: int, batch: int = 2) -> Callable[[], Task]:
-    def make() -> Task:
-        data = images(pixels, batch)
-        net = getattr(gluoncv.model_zoo, model)(nclass=CLASSES, backbone="resnet50", pretrained_base=False,
-                                                crop_size=pixels, aux=True)
-        net.apply(without_dropout)
-        target = mx.nd.random.randint(-1, CLASSES, shape=(batch, pixels, pixels)).astype("float32")
-        mixed_loss = gluoncv.loss.MixSoftmaxCrossEntropyLoss(aux=True, aux_weight=0.5)
-        return Task(initialized(net, data), data, outputs, lambda net, x: mixed_loss(*net(x), target).mean(), 0.002)
-    return make
+def segmentation(model: str, pixels: int, batch: int = 2) -> Task:
+    data = images(pixels, batch)
+    net = getattr(gluoncv.model_zoo, model)(nclass=CLASSES, backbone="resnet50", pretrained_base=False,
+                                            crop_size=pixels, aux=True)
+    net.apply(without_dropout)
+    target = mx.nd.random.randint(-1, CLASSES, shape=(batch, pixels, pixels)).astype("float32")
+    mixed_loss = gluoncv.loss.MixSoftmaxCrossEntropyLoss(aux=True, aux_weight=0.5)
+    return Task(initialized(net, data), data, outputs, lambda net, x: mixed_loss(*net(x), target).mean(), 0.002)
 
 
 class LanguageModel(HybridBlock):
@@ -251,23 +244,21 @@ class LanguageModel(HybridBlock):
         return self.decoder(output), state
 
 
-def language_model(tied: bool) -> Callable[[], Task]:
-    def make() -> Task:
-        net = LanguageModel(tied=tied)
-        text = mx.nd.random.randint(0, 200, shape=(13, 4)).astype("float32")
-        cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
-        state = mx.nd.random.normal(shape=(2, 2, 4, 32))
+def language_model(tied: bool) -> Task:
+    net = LanguageModel(tied=tied)
+    text = mx.nd.random.randint(0, 200, shape=(13, 4)).astype("float32")
+    cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+    state = mx.nd.random.normal(shape=(2, 2, 4, 32))
 
-        def infer(net: HybridBlock, state: mx.nd.NDArray) -> list:
-            return flat(net(text[:-1], *state))
+    def infer(net: HybridBlock, state: mx.nd.NDArray) -> list:
+        return flat(net(text[:-1], *state))
 
-        def loss(net: HybridBlock, state: mx.nd.NDArray) -> mx.nd.NDArray:
-            scores, carried = net(text[:6], *state)
-            more, _ = net(text[6:12], *(array.detach() for array in carried))
-            return (cross_entropy(scores, text[1:7]).mean() + cross_entropy(more, text[7:]).mean()) / 2
-        net.initialize(mx.init.Xavier(magnitude=2))
-        return Task(net, state, infer, loss, learning_rate=1.0)
-    return make
+    def loss(net: HybridBlock, state: mx.nd.NDArray) -> mx.nd.NDArray:
+        scores, carried = net(text[:6], *state)
+        more, _ = net(text[6:12], *(array.detach() for array in carried))
+        return (cross_entropy(scores, text[1:7]).mean() + cross_entropy(more, text[7:]).mean()) / 2
+    net.initialize(mx.init.Xavier(magnitude=2))
+    return Task(net, state, infer, loss, learning_rate=1.0)
 
 
 class Encoder(HybridBlock):
@@ -356,18 +347,18 @@ NETWORKS: dict[str, Callable[[], Task]] = {
     "vgg11_bn": from_gluoncv("vgg11_bn", 64, batch=2, learning_rate=0.001),
     "resnext50_32x4d": from_gluoncv("resnext50_32x4d", 64),
     "se_resnet18_v1": from_gluoncv("se_resnet18_v1", 64),
-    "ssd_512_resnet50_v1": ssd("ssd_512_resnet50_v1_custom", 128),
-    "ssd_512_mobilenet1.0": ssd("ssd_512_mobilenet1.0_custom", 128),
-    "ssd_300_vgg16_atrous": ssd("ssd_300_vgg16_atrous_custom", 300, batch=1, learning_rate=0.00001),
-    "yolo3_mobilenet0.25": yolo3("yolo3_mobilenet0.25_custom", 96),
-    "yolo3_darknet53": yolo3("yolo3_darknet53_custom", 96),
-    "faster_rcnn": rcnn(rcnn_with_one_scale, 128),
-    "faster_rcnn_fpn": rcnn(rcnn_with_pyramid, 128, learning_rate=0.0003),
-    "mask_rcnn": rcnn(rcnn_with_masks, 128, masks=True),
-    "fcn": segmentation("FCN", 64),
-    "deeplab": segmentation("DeepLabV3", 64),
-    "lstm_plain": language_model(tied=False),
-    "lstm_tied": language_model(tied=True),
+    "ssd_512_resnet50_v1": partial(ssd, "ssd_512_resnet50_v1_custom", 128),
+    "ssd_512_mobilenet1.0": partial(ssd, "ssd_512_mobilenet1.0_custom", 128),
+    "ssd_300_vgg16_atrous": partial(ssd, "ssd_300_vgg16_atrous_custom", 300, batch=1, learning_rate=0.00001),
+    "yolo3_mobilenet0.25": partial(yolo3, "yolo3_mobilenet0.25_custom", 96),
+    "yolo3_darknet53": partial(yolo3, "yolo3_darknet53_custom", 96),
+    "faster_rcnn": partial(rcnn, rcnn_with_one_scale, 128),
+    "faster_rcnn_fpn": partial(rcnn, rcnn_with_pyramid, 128, learning_rate=0.0003),
+    "mask_rcnn": partial(rcnn, rcnn_with_masks, 128, masks=True),
+    "fcn": partial(segmentation, "FCN", 64),
+    "deeplab": partial(segmentation, "DeepLabV3", 64),
+    "lstm_plain": partial(language_model, tied=False),
+    "lstm_tied": partial(language_model, tied=True),
     "transformer": lambda: sequence_classifier(Encoder(), numpy=False),
     "transformer_numpy": lambda: sequence_classifier(NumpyEncoder(), numpy=True),
 }

@@ -5,7 +5,7 @@ References are MXNet's own operators in float64, or in float32 where results hav
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -482,6 +482,11 @@ def in_types(cases):
 
 # What holds for all.
 
+def test_every_operator_has_rows():
+    others = {"dropout", "all_finite", *native.UPDATES}  # in test_results.py and test_finite.py
+    assert {f"_gluon_amp_{op}" for op in {case.op for case in TABLE} | others} == native.OPERATORS
+
+
 @pytest.mark.parametrize(("case", "dtype"), in_types(TABLE))
 def test_values_and_gradients(case, dtype):
     inputs = case.arrays(dtype)
@@ -652,17 +657,12 @@ def test_threads_on_several_contexts():
                 for case in cases:
                     values, grads, _ = results(case.ours("bfloat16"), case.arrays("bfloat16"))
                     found += [*values, *grads]
-        received[index] = found
+        return found
 
-    received = [None] * 6
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(received))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for index, together in enumerate(list(received)):
-        work(index)
-        for one, other in zip(together, received[index]):
+    with ThreadPoolExecutor(6) as pool:
+        received = list(pool.map(work, range(6)))
+    for index, together in enumerate(received):
+        for one, other in zip(together, work(index)):
             np.testing.assert_array_equal(one, other)
 
 
@@ -687,73 +687,42 @@ def test_between_convolutions(name):
 
 
 IMAGE = (2, 3, 4, 4)
-POOLED = {"kernel": (2, 2), "pool_type": "avg"}
 FILTERS = {"num_filter": 4, "kernel": (3, 3), "no_bias": True}
 
 
 @pytest.mark.parametrize(("op", "shapes", "attrs", "told"), [
     ("layer_norm", [(2, 3), (4,), (3,)], {}, "expected shape (3), received gamma of shape (4)"),
-    ("layer_norm", [(2, 3), (3,), (3,)], {"axis": 0}, "expected the last axis, received axis=0"),
     ("layer_norm", [(2, 3), (3,), (3,)], {"eps": "small"}, "expected a number, received eps='small'"),
     ("clip", [(2, 3)], {"a_min": 0}, "the attribute a_max is missing"),
-    ("hard_swish", [(3,)], {"a_min": 0, "a_max": 6, "divisor": 6}, "the attribute shift is missing"),
     ("prelu", [(2, 3), (2,)], {}, "expected one slope, or one for each channel"),
     ("dropout", [(3,), (64,)], {"p": 1.0}, "expected a probability below 1, received p=1"),
     ("dropout", [(3,), (3,)], {}, "the random bits"),
     ("sgd", [(2,), (3,)], {"lrs": [1], "wds": [0]}, "expected shape (2), received a gradient or a state of shape (3)"),
     ("sgd", [(2,), (2,)], {"lrs": [1, 2], "wds": [0]}, "received 2 lrs and 1 wds for 1 weights"),
-    ("sgd", [(2,), (2,)], {"lrs": [1], "wds": [0], "num_weights": 0}, "received num_weights=0"),
-    ("sgd", [(2,), (2,)], {"lrs": [1], "wds": [0], "num_weights": 1.5}, "expected an integer"),
     ("adamw", [(2,)] * 4, {"lrs": [1], "wds": [0], "etas": [1, 2]}, "as many etas as weights, received 2 for 1"),
     ("all_finite", [(2,)], {"num_arrays": -1}, "expected a positive number, received num_arrays=-1"),
     ("softmax", [(3, 4)], {"axis": 2}, "an axis of the data, received axis=2"),
-    ("softmax", [(3, 4)], {"axis": -3}, "an axis of the data"),
-    ("softmax", [(3, 4)], {"temperature": 0.0}, "a temperature above 0"),
-    ("softmax", [(3, 4)], {"temperature": "nan"}, "above 0"),
     ("softmax", [(3, 4), (3,)], {"use_length": True}, "the lengths of float32"),
-    ("scale_rows", [(2, 3), (2, 1)], {"rectifies": True}, "expected adds=True with rectifies=True"),
     *(("scale_rows", [(2, 3, 4), rows], {}, "expected factors of the data's leading dimensions")
       for rows in ((3, 1, 1), (2, 1, 4), (2, 3), (1, 3, 1))),
-    *(("sum", [(2, 3)], {"axis": axis}, "expected one axis of data of 2 axes, or all, received axis=")
-      for axis in (2, -3, "(0, 1)")),
-    ("pooling", [(2, 3)], {"global_pool": True, "pool_type": "avg"}, "expected images, channels and one axis or more"),
-    ("pooling", [IMAGE], {"pool_type": "sum"}, "expected pool_type='avg', or 'max' of windows, received 'sum'"),
-    ("pooling", [IMAGE], {"pool_type": "max", "global_pool": True}, "or 'max' of windows, received 'max'"),
-    ("pooling", [IMAGE], {**POOLED, "pooling_convention": "full"}, "pooling_convention='valid', received 'full'"),
-    ("pooling", [IMAGE], {**POOLED, "pad": (2, 0)}, "received kernel=(2, 2), stride=(1, 1), pad=(2, 0)"),
-    ("pooling", [IMAGE], {**POOLED, "stride": (0, 1)}, "expected a kernel and strides from 1 on"),
-    ("pooling", [IMAGE], {**POOLED, "kernel": (2, 9)}, "expected windows no larger than padded maps"),
-    ("pooling", [IMAGE], {**POOLED, "kernel": (2,)}, "expected two numbers, received kernel=(2,)"),
+    ("sum", [(2, 3)], {"axis": -3}, "expected one axis of data of 2 axes, or all, received axis="),
+    ("pooling", [IMAGE], {"kernel": (2, 9), "pool_type": "avg"}, "expected windows no larger than padded maps"),
     ("resize", [(2, 3)], {"height": 4, "width": 4}, "expected images, received data of shape"),
-    ("resize", [IMAGE], {"height": 0, "width": 4}, "positive number, received height=0"),
-    ("resize", [IMAGE], {"height": 4, "width": 4, "mode": "like"}, "expected mode='size'"),
     ("batch_norm", [(2, 3, 3, 4), *[(4,)] * 4, (2, 3, 3, 5)], {"adds": True}, "the map to add of shape"),
     ("channel_means", [(2, 3, 4)], {}, "expected images, received data of shape"),
-    ("scale_channels", [(2, 3, 4)] * 2, {}, "expected images, received data of shape"),
     ("scale_channels", [(2, 3, 4, 5), (2, 3, 1, 1)], {}, "received the factors of shape (2, 3, 1, 1)"),
     ("convolution", [(1, 5, 5, 2), (4, 3, 3, 3)], FILTERS, "weight of shape"),
     ("convolution", [(1, 2, 5, 2), (4, 2, 3, 3)], FILTERS, "as large as the kernel"),
-    ("convolution", [(1, 5, 5, 3), (4, 3, 3, 3)], {**FILTERS, "num_group": 2}, "groups of equal size"),
-    ("convolution", [(5, 5, 3), (4, 3, 3, 3)], FILTERS, "expected images"),
     ("dense", [(2, 3), (4, 5), (4,)], {"num_hidden": 4}, "weight of shape"),
-    ("dense", [(3,), (4, 3), (4,)], {"num_hidden": 4}, "two dimensions"),
     ("batch_dot", [(2, 3, 4), (2, 5, 4)], {}, "the matrices do not fit: received shapes (2, 3, 4) and (2, 5, 4)"),
     ("batch_dot", [(2, 3, 4), (3, 4, 5)], {}, "expected equal leading dimensions"),
     ("attention", [(2, 3, 8)], {"layout": "joined", "heads": 2}, "multiple of 6"),
-    ("attention", [(2, 3, 12)], {"layout": "other", "heads": 2}, "joined, interleaved or separate"),
-    ("attention", [(2, 3, 12)], {"layout": "joined"}, "one head"),
     ("attention", [(2, 3, 12), (2, 1, 4)], {"layout": "joined", "heads": 2, "operands": "projections,bias"},
      "the bias"),
     ("attention", [(4, 2, 12), (7, 2, 12)], {"layout": "interleaved", "heads": 3, "operands": "queries,keys_values"},
      "keys or values"),
-    *(("attention", [(2, 3, 12), (2, 1, 3)], {"layout": "joined", "heads": 2, "operands": names}, f"operands='{names}'")
-      for names in ("projections,other", "queries,keys", "bias")),
     ("rnn", [(4, 3, 0), (5,), (1, 3, 2)], {"mode": "gru", "state_size": 2, "num_layers": 1}, "one input or more"),
-    ("rnn", [(4, 3, 2), (5,), (1, 3, 2)], {"mode": "none", "state_size": 2, "num_layers": 1}, "received mode='none'"),
-    ("box_nms", [(4, 5)], {"id_index": 0}, "expected rows that hold a box from 2 on"),
-    ("box_nms", [(3,)], {}, "received data of shape"), ("box_nms", [(4, 6)], {"score_index": 7}, "its score at 7"),
-    ("box_nms", [(4, 6)], {"topk": 0}, "received topk=0"),
-    ("box_nms", [(4, 6)], {"in_format": "center"}, "expected out_format to be in_format")])
+    ("box_nms", [(3,)], {}, "received data of shape"), ("box_nms", [(4, 6)], {"score_index": 7}, "its score at 7")])
 def test_errors_say_what_was_expected(op, shapes, attrs, told):
     if op in ONEDNN and native.load()[1].missing:
         pytest.skip(native.load()[1].missing)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from cpu_kinds import prefer, take_for
 from graphs import conv, describe, graph, op, rewrite, variable
-from mxnet import nd
 from mxnet.gluon import HybridBlock, nn
 from native_cases import (
     SqueezeAndExcite,
@@ -16,7 +15,6 @@ from native_cases import (
     results_of_batches,
     with_gradients,
 )
-from test_core_operators import boxes
 
 import gluon_amp as amp
 from gluon_amp.graph import Entry
@@ -334,16 +332,6 @@ def check_trained(name, grad_req, flags, target, tolerance, monkeypatch, operato
         assert np.linalg.norm(one - other) < tolerance * np.linalg.norm(other)
 
 
-@requires_core
-def test_a_report_says_so():
-    net = SqueezeAndExcite()
-    net.initialize()
-    net.hybridize()
-    amp.init("float32")
-    found = amp.report(net, nd.ones((2, 16, 24, 24)), train=True)
-    assert "Pooling" in {row.op for row in found.operators if row.native}
-
-
 class Scaled(HybridBlock):
     def hybrid_forward(self, F, x, y):
         return F.broadcast_mul(F.relu(x), F.relu(y))
@@ -364,17 +352,6 @@ def test_factors_and_data_may_change_places_from_call_to_call(target):
         assert SCALE in kinds(net)
         for one, other in zip(received, expected):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
-@requires_core
-def test_factors_for_all_images_are_mxnets_also_where_the_first_call_had_one_image():
-    amp.init("float32")
-    net, factors = Scaled(), nd.abs(normal(1, 64, 1, 1))
-    net.hybridize()
-    for batch in (1, 3, 1):
-        x = nd.ones((batch, 64, 20, 20))
-        np.testing.assert_array_equal(net(x, factors).asnumpy(), x.asnumpy() * factors.asnumpy())
-        assert (SCALE in kinds(net)) == (batch == 1)
 
 
 def converted(net, data, monkeypatch):
@@ -403,24 +380,3 @@ def test_behind_a_product_of_matrices_that_was_fused(monkeypatch):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(16, 11, strides=4, padding=2, in_channels=3), nn.Activation("relu"), nn.MaxPool2D(3, 2))
     converted(net, normal(4, 3, 131, 131), monkeypatch)
-
-
-class Detector(HybridBlock):
-    """The end of a detector."""
-
-    def hybrid_forward(self, F, x):
-        return F.contrib.box_nms(x * 1, overlap_thresh=0.45, valid_thresh=0.01, topk=400, id_index=0)
-
-
-@requires_core
-@pytest.mark.parametrize("convert", [False, True])
-def test_the_end_of_a_detector(convert):
-    data, net = nd.array(boxes(2, 5000)), Detector()
-    expected = net(data).asnumpy()
-    if convert:
-        net = amp.convert_hybrid_block(net, "float32", data_example=data)
-    else:
-        amp.init("float32")
-        net.hybridize()
-    np.testing.assert_array_equal(net(data).asnumpy(), expected)
-    assert convert or "1 of the operators ran in C++" in str(amp.report(net, data))

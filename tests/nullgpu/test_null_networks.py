@@ -86,30 +86,11 @@ class TestTrace:
         products = trace.of("CUBLAS")
         assert len(products) == 3
         assert all("GemmEx data=float16 compute=float32" in line for line in products)
-
-    def test_batch_norm_keeps_its_parameters_in_fp32(self, run):
-        with Trace() as trace:
-            run.step()
         assert {line.split(" ", 2)[2] for line in trace.of("CUDNN BatchNorm")} == {"data=float16 parameters=float32"}
-
-    def test_channels_are_not_padded(self, run):
-        with Trace() as trace:
-            run.step()
-        assert trace.of("CUDNN ConvolutionForward")[0].endswith("in=3 out=60")
-
-    def test_the_overflow_check_is_one_read_a_step(self, run):
-        run.step()
-        with Trace() as trace:
-            run.step()
+        assert trace.of("CUDNN ConvolutionForward")[0].endswith("in=3 out=60")  # not padded
+        # The overflow check is one read a step.
         assert trace.bytes_to_host() == [4]
         assert len(trace.kernels("MultiAllFiniteGPUKernel")) == 1
-
-    def test_no_more_casts_than_planned(self, run):
-        run.step()
-        with Trace() as trace, autograd.record():
-            run.net(run.data[0])
-        casts = trace.kernels("TypecastExp")
-        assert len(casts) <= 6  # the data, two weights and biases each, and the result
 
     def test_amp_waits_as_often_as_fp32_but_for_the_check(self):
         waits = {}
@@ -122,26 +103,6 @@ class TestTrace:
             amp.deinit()
         # The scaled loss and its gradient, the check, and the two ends of its read.
         assert waits[True] <= waits[False] + 8
-
-    def test_nothing_is_launched_that_a_device_would_refuse(self, run):
-        with Trace() as trace:
-            run.step()
-        assert trace.of("BAD_LAUNCH") == []
-
-    def test_no_sum_in_float16(self):
-        amp.init()
-        with mx.Context("gpu", 0), Trace() as trace:
-            low = [mx.nd.ones((2, 8, 8), dtype="float16") for _ in range(2)]
-
-            class Products(mx.gluon.HybridBlock):
-                def hybrid_forward(self, F, a, b):
-                    return F.batch_dot(a, b) + F.linalg_gemm2(a, b)
-
-            net = Products()
-            net.hybridize()
-            net(*[array.astype("float32") for array in low])
-        assert trace.of("CUBLAS")
-        assert [line for line in trace.of("CUBLAS") if "compute=float16" in line] == []
 
     def test_recurrent_layers_run_in_fp32(self):
         net = rnn.LSTM(16, input_size=8)
@@ -169,12 +130,6 @@ class TestTrace:
 class TestLossScaling:
     """The same decisions as on a CPU, from arrays on the device: the check for inf and NaN is imitated."""
 
-    def test_a_finite_step_is_taken(self, run):
-        with Trace() as trace:
-            run.step()
-        assert updates(trace)
-        assert run.trainer.amp_loss_scale == 2 ** 16
-
     def test_one_infinite_gradient_skips_the_step_and_halves_the_scale(self, run, overflow):
         run.step()
         run.backward()
@@ -183,25 +138,6 @@ class TestLossScaling:
             run.trainer.step(4)
         assert not updates(trace)
         assert run.trainer.amp_loss_scale == 2 ** 15
-
-    def test_unscale_says_what_the_step_does(self, run, overflow):
-        run.backward()
-        overflow(run.net[4].weight.grad())
-        amp.unscale(run.trainer)
-        with Trace() as trace:
-            run.trainer.update(4)
-        assert not updates(trace)
-
-    def test_states_come_back(self, run, tmp_path, overflow):
-        run.step()
-        run.backward()
-        overflow(run.net[0].weight.grad())
-        run.trainer.step(4)
-        amp.save_states(run.trainer, str(tmp_path / "states"))
-        other = Run(*conv_net())
-        other.step()
-        amp.load_states(other.trainer, str(tmp_path / "states"))
-        assert other.trainer.amp_loss_scale == run.trainer.amp_loss_scale == 2 ** 15
 
     def test_two_devices_decide_as_one(self, overflow):
         both = [mx.gpu(0), mx.gpu(1)]
@@ -236,22 +172,6 @@ def test_every_way_of_running_trains(flags, optimizer):
     for _ in range(2):
         run.step()
     mx.nd.waitall()
-
-
-def test_module_trains():
-    net, data = conv_net()
-    symbol = mx.sym.SoftmaxOutput(net(mx.sym.var("data")), name="softmax")
-    amp.init()
-    module = mx.mod.Module(symbol, context=GPU)
-    module.bind([("data", data.shape)], [("softmax_label", (4,))])
-    module.init_params()
-    module.init_optimizer()
-    batch = mx.io.DataBatch([data], [mx.nd.zeros((4,))])
-    with Trace() as trace:
-        module.forward_backward(batch)
-        module.update()
-    assert all("data=float16 compute=float32" in line for line in trace.of("CUDNN Convolution"))
-    assert trace.of("CUDNN Convolution")
 
 
 def test_conversions_run():

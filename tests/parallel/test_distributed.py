@@ -119,7 +119,7 @@ def test_row_sparse_gradients_of_other_rows_in_each_process(job, name):
 def test_what_one_process_alone_used_is_updated_in_all(job):
     found = job.all_equal("stale")
     amp.init("float16")
-    close(found, script.stale_joint(job.size))
+    close(found, script.stale(script.Worker("none", size=job.size), range(job.size)))
 
 
 def test_float16_gradients_can_be_divided_before_and_added_in_fp32(job):

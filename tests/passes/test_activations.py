@@ -7,6 +7,7 @@ import pytest
 from graphs import conv, op, rewritten, variable
 from mxnet import autograd
 from mxnet.gluon import nn
+from networks import differentiate, sequential
 
 import gluon_amp as amp
 from gluon_amp.graph import Entry
@@ -83,11 +84,9 @@ class TestGraphs:
 def test_relu6_is_that_of_fp32(grad_req):
     """The same numbers as FP32, rounded: values exactly inside and at the bounds, and the gradient of what passes."""
     def run():
-        net = nn.HybridSequential(prefix="net_")
-        with net.name_scope():
-            net.add(nn.Conv2D(32, 1, in_channels=32, use_bias=False), nn.BatchNorm(in_channels=32, scale=True),
-                    nn.HybridLambda(lambda F, x: F.clip(x, 0, 6)))
-        net.initialize()
+        net = sequential(lambda: [nn.Conv2D(32, 1, in_channels=32, use_bias=False),
+                                  nn.BatchNorm(in_channels=32, scale=True),
+                                  nn.HybridLambda(lambda F, x: F.clip(x, 0, 6))], prefix="net_", active=False)
         net[0].weight.set_data(mx.nd.eye(32).reshape((32, 32, 1, 1)))
         net[1].gamma.set_data(mx.nd.full(32, 4))
         net.collect_params().setattr("grad_req", grad_req)
@@ -122,9 +121,7 @@ def values_and_gradient(function, grad_req):
     data = mx.nd.array(SPECIAL)
     data.attach_grad(grad_req)
     data.grad[:] = 1
-    with autograd.record():
-        out = net(data)
-    out.backward(mx.nd.arange(1, len(SPECIAL) + 1))
+    out = differentiate(net, data, head=mx.nd.arange(1, len(SPECIAL) + 1))
     return out.asnumpy(), data.grad.asnumpy()
 
 

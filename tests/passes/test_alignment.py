@@ -4,9 +4,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from graphs import batch_norm, conv, describe, graph, op, plans_of, rewrite, rewritten, variable
-from mxnet import autograd
+from graphs import batch_norm, conv, graph, op, plans_of, rewrite, rewritten, variable
 from mxnet.gluon import nn
+from networks import differentiate
 
 import gluon_amp as amp
 from gluon_amp.dtypes import cpu_support
@@ -42,38 +42,12 @@ def steps(net, x, head, grad_req="write"):
     """Return the output of two equal steps, and the gradients that they leave."""
     x.attach_grad(grad_req)
     for _ in range(2):
-        with autograd.record():
-            y = net(x)
-        y.backward(head)
+        y = differentiate(net, x, head=head)
     gradients = [each.grad().asnumpy() for each in net.collect_params().values() if each.grad_req != "null"]
     return [y.asnumpy(), x.grad.asnumpy(), *gradients]
 
 
 class TestChannels:
-    def test_they_are_padded_to_the_multiple_and_cut_again(self):
-        head = conv("head", data(), 20, 16, bias=True)
-        result = graph(op("Activation", "relu", head, act_type="relu"))
-        rewrite(result, Policy("bfloat16"), check=True)
-        assert describe(result) == [
-            "data_bfloat16: amp_cast(data) -> bfloat16",
-            "head_weight_zeros: _zeros() -> float32",
-            "head_weight_padded: Concat(head_weight, head_weight_zeros) -> float32",
-            "head_weight_padded_bfloat16: amp_cast(head_weight_padded) -> bfloat16",
-            "head_bias_zeros: _zeros() -> float32",
-            "head_bias_padded: Concat(head_bias, head_bias_zeros) -> float32",
-            "head_bias_padded_bfloat16: amp_cast(head_bias_padded) -> bfloat16",
-            "head: Convolution(data_bfloat16, head_weight_padded_bfloat16, head_bias_padded_bfloat16) -> bfloat16",
-            "head_unpad: slice_axis(head) -> bfloat16",
-            "relu: Activation(head_unpad) -> bfloat16",
-            "relu_float32: amp_cast(relu) -> float32",
-            "out: relu_float32",
-        ]
-        nodes = {node.name: node for node in result.nodes()}
-        assert nodes["head"].attrs["num_filter"] == "32"
-        assert nodes["head_weight_zeros"].attrs["shape"] == "(12, 16, 3, 3)"
-        assert nodes["head_weight"].attrs["__shape__"] == "(20, 16, 3, 3)"
-        assert (nodes["head_unpad"].attrs["axis"], nodes["head_unpad"].attrs["end"]) == ("1", "20")
-
     @pytest.mark.parametrize(("filters", "target", "padded"), [
         (32, "bfloat16", None), (24, "bfloat16", 32), (4, "bfloat16", None), (20, "float16", 24),
         (24, "float16", None)])
@@ -129,29 +103,6 @@ class TestChannels:
 
 
 class TestStrides:
-    def test_with_amx_a_stem_reads_squares_of_pixels_as_channels(self):
-        stem = conv("stem", data(3), 64, 3, kernel=7, stride=(2, 2), pad=(3, 3))
-        assert rewritten("bfloat16", stem, device=AMX) == [
-            "data_bfloat16: amp_cast(data) -> bfloat16",
-            "stem_select: _eye() -> float32",
-            "stem_select1: Reshape(stem_select) -> float32",
-            "stem_select2: Pad(stem_select1) -> float32",
-            "stem_select2_bfloat16: amp_cast(stem_select2) -> bfloat16",
-            "stem_squares: Convolution(data_bfloat16, stem_select2_bfloat16) -> bfloat16",
-            "stem_weight_bfloat16: amp_cast(stem_weight) -> bfloat16",
-            "stem_weight_squares: Convolution(stem_weight_bfloat16, stem_select2_bfloat16) -> bfloat16",
-            "stem: Convolution(stem_squares, stem_weight_squares) -> bfloat16",
-            "stem_float32: amp_cast(stem) -> float32",
-            "out: stem_float32"]
-        assert (stem.attrs["kernel"], stem.attrs["stride"], stem.attrs["pad"]) == ("(4, 4)", "(1, 1)", "(0, 0)")
-        assert stem.inputs[1].shape == (64, 32, 4, 4)
-
-    def test_even_filters_need_no_zeros_around_them(self):
-        stem = conv("stem", data(4), 64, 4, kernel=4, stride=(2, 2), pad=(1, 1))
-        assert not any("Pad" in line for line in rewritten("bfloat16", stem, device=AMX))
-        assert stem.inputs[0].node.attrs["pad"] == "(1, 1)"
-        assert stem.attrs["kernel"] == "(2, 2)"
-
     @pytest.mark.parametrize(("attrs", "channels", "device", "training"), [
         *((attrs, 3, AMX, True) for attrs in (
             {"stride": (1, 1)}, {"stride": (2, 1)}, {"kernel": 1}, {"kernel": 2}, {"dilate": (2, 2)},

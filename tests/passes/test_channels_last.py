@@ -6,8 +6,6 @@ from graphs import describe, graph, op, rewrite, variable
 
 from gluon_amp.costs import Kernel, preferring
 from gluon_amp.graph import Entry
-from gluon_amp.passes import activations
-from gluon_amp.passes.activations import HARD_SWISH
 from gluon_amp.passes.channels_last import NATIVE
 from gluon_amp.rules import Device, Policy
 
@@ -69,16 +67,6 @@ def summed(first, second):
     return Entry(rectified("relu", Entry(op("elemwise_add", "total", first, second, shape=SHAPE))))
 
 
-def bottleneck(groups, channels=16, side=1):
-    """Convolutions with BatchNorm and a rectifier, the second of them in groups and of this kernel."""
-    data = plain((2, channels, 6, 6))
-    for part, count, kernel in (("a", 1, 1), ("b", groups, side), ("c", 1, 1)):
-        made = Entry(norm(f"x{part}_norm", conv(f"x{part}", data, num_group=count, num_filter=channels,
-                                                kernel=(kernel, kernel), pad=(kernel // 2, kernel // 2))))
-        data = Entry(rectified(f"x{part}_relu", made))
-    return data
-
-
 def transposed(*heads, **settings):
     made = graph(*heads)
     policy = settings.pop("policy", Policy("float32"))
@@ -124,46 +112,8 @@ class TestChains:
             "e_norm_float32: amp_cast(e_norm) -> float32", "e_relu6_turned: transpose(e_norm_float32) -> float32",
             "out: e_relu6_turned"]
 
-    def test_shapes_are_those_of_the_transposed_maps(self):
-        shape, last = (2, 8, 6, 4), (2, 6, 4, 8)
-        made = transposed(blocks("abc", plain(shape)))
-        assert {node.name: node.shapes[0] for node in made.operators()} == {
-            "image": shape, "image_turned": last, "c_relu6_turned": shape,
-            **dict.fromkeys(["a", "a_norm", "b", "b_norm", "c", "c_norm"], last)}
-
-    def test_a_batch_norm_behind_groups_takes_its_rectifier_along(self):
-        made = transposed(bottleneck(4))
-        assert describe(made)[2:] == [*chain(["xa", "xb", "xc"], "image_turned"),
-                                      "xc_relu_turned: transpose(xc_norm) -> float32", "out: xc_relu_turned"]
-        attrs = next(node.attrs for node in made.operators() if node.name == "xb_norm")
-        assert (attrs["a_min"], attrs["rectifies"], attrs.get("a_max")) == ("0", "True", None)
-
-    def test_means_and_factors_of_channels_need_no_transposition(self, monkeypatch):
-        monkeypatch.setattr(activations, "_LEAST", 1)
-        data = made = blocks("ab", plain())
-        for part, kind, attrs in (("plus", "_plus_scalar", {"scalar": 3.0}),
-                                  ("limits", "clip", {"a_min": 0, "a_max": 6}),
-                                  ("over", "_div_scalar", {"scalar": 6.0})):
-            made = Entry(op(kind, f"swish_{part}", made, shape=SHAPE, **attrs))
-        data = Entry(op("elemwise_mul", "swish", data, made, shape=SHAPE))
-        means = op("Pooling", "means", data, shape=(2, 8, 1, 1), global_pool=True, pool_type="avg", kernel=(1, 1))
-        factors = op("sigmoid", "factors", means, shape=(2, 8, 1, 1))
-        scaled = Entry(op("broadcast_mul", "scaled", data, factors, shape=SHAPE))
-        assert lines(block("c", scaled), native=NATIVE | {HARD_SWISH})[6:] == [
-            "swish: _gluon_amp_hard_swish(b_norm) -> float32", "means: _gluon_amp_channel_means(swish) -> float32",
-            "factors: sigmoid(means) -> float32",
-            "scaled: _gluon_amp_scale_channels(swish, factors) -> float32", *chain("c", "scaled"),
-            "c_relu6_turned: transpose(c_norm) -> float32", "out: c_relu6_turned"]
-
 
 class TestSums:
-    def test_batch_norm_takes_one_along(self):
-        first = block("a", plain())
-        total = Entry(op("elemwise_add", "total", first, Entry(norm("b_norm", Entry(conv("b", first)))), shape=SHAPE))
-        result = lines(blocks("cd", total))
-        assert batch_norm("b_norm", "b", "a_norm") in result
-        assert "c: _gluon_amp_convolution(b_norm, c_weight) -> float32" in result
-
     @staticmethod
     def rewritten(head):
         """Return the lines of a graph; its variables stay in their order."""
@@ -209,30 +159,12 @@ class TestEdges:
         result = lines(block("b", Entry(clip("a_relu6", Entry(made)))), Entry(made, 1))
         assert any(line.startswith("a_norm: BatchNorm") for line in result)
 
-    def test_what_goes_along_with_its_data_joins_in_bfloat16(self):
-        assert lines(blocks("abcd", image()), policy=LOW)[:4] == [
-            "image: Convolution(data, image_weight) -> float32", "image_turned: transpose(image) -> float32",
-            "image_turned_bfloat16: amp_cast(image_turned) -> bfloat16",
-            batch_norm("image_norm", "image_turned_bfloat16", dtype="bfloat16")]
-
-    def test_what_is_in_fp32_for_its_few_channels_alone_joins_in_bfloat16(self):
-        narrow = Entry(norm("narrow_norm", Entry(conv("narrow", blocks("abc", plain(WIDE)), num_filter=8))))
-        result = lines(blocks("ef", Entry(clip("d_relu6", Entry(conv("d", narrow, num_filter=16))))), policy=LOW)
-        assert "narrow: _gluon_amp_convolution(c_norm, narrow_weight) -> bfloat16" in result
-        assert "d: _gluon_amp_convolution(narrow_norm, d_weight) -> bfloat16" in result
-        assert sum("transpose" in line for line in result) == 2
-
     def test_what_is_read_in_fp32_is_not_rounded(self):
         first = image()
         result = lines(blocks("abcde", first), Entry(op("exp", "outside", first, shape=WIDE)), policy=LOW)
         assert batch_norm("image_norm", "image_turned") in result
         assert "image_norm_bfloat16: amp_cast(image_norm) -> bfloat16" in result
         assert "outside: exp(image_relu6_turned) -> float32" in result
-
-    def test_what_follows_takes_its_type_again(self):
-        last = blocks("abcde", plain(WIDE))
-        pooled = Entry(op("Pooling", "pool", last, shape=(2, 16, 3, 3), kernel=(2, 2), stride=(2, 2)))
-        assert "pool: Pooling(e_relu6_turned) -> float32" in lines(pooled, policy=LOW)
 
     def test_an_excluded_convolution_stands_between_casts(self):
         head = blocks("fghij", Entry(conv("x", blocks("abcde", plain(WIDE)))))

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from cpu_kinds import prefer
 from mxnet import autograd
-from mxnet.gluon import HybridBlock, Trainer, nn
-from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
-from mxnet.gluon.model_zoo import vision
+from mxnet.gluon import HybridBlock, nn
 from networks import relative
 
 import gluon_amp as amp
@@ -240,19 +238,6 @@ def test_training_is_that_of_float64(kind, settings, operators, flags, monkeypat
     assert operators_of(net) >= operators
 
 
-def test_convolutions_in_groups_without_batch_norm_train_in_c_plus_plus():
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(24, 1, in_channels=3))
-    for _ in range(4):
-        net.add(nn.Conv2D(24, 3, padding=1, groups=24, in_channels=24, activation="relu"))
-    net.initialize()
-    net.hybridize()
-    amp.init()
-    with autograd.record():
-        net(mx.nd.ones((2, 3, 8, 8))).backward()
-    assert "_gluon_amp_convolution" in operators_of(net)
-
-
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
 def test_joins_and_slices_of_channels_are_in_the_chain(dtype):
     amp.init(dtype)
@@ -297,57 +282,6 @@ def test_training_in_bfloat16_is_as_exact_as_mxnets(settings, flags, grad_req):
     assert not operators & {"BatchNorm", "_gluon_amp_clip"} - without
     for one, other, wanted in zip(received, stock, exact):
         assert error(one, wanted) < max(2 * error(other, wanted), 2 ** -7)
-
-
-def step(target=None, off=(), steps=1):
-    """Return the loss of each step of MobileNet v2, the gradients of the first, and the operators."""
-    if target:
-        amp.init(target, disable_passes=off)
-    mx.random.seed(5)
-    net = vision.get_mobilenet_v2(0.5, classes=8)
-    net.initialize(mx.init.Xavier(magnitude=2))
-    net(batch(shape=(1, 3, 64, 64)))  # in FP32, without a plan for training
-    net.hybridize(static_alloc=True)
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
-    data, labels = batch(3, (8, 3, 64, 64)), mx.nd.arange(8)
-    losses, grads = [], {}
-    for _ in range(steps):
-        with autograd.record():
-            loss = SoftmaxCrossEntropyLoss()(net(data), labels).mean()
-        loss.backward()
-        grads = grads or {name: each.grad().asnumpy() for name, each in net.collect_params().items()
-                          if each.grad_req != "null"}
-        trainer.step(1)
-        losses.append(loss.asscalar())
-    operators = operators_of(net) if target else set()
-    amp.deinit()
-    return losses, grads, operators
-
-
-@pytest.mark.bf16
-def test_a_step_of_mobilenet_v2_in_bfloat16_is_as_exact_as_mxnets():
-    (wanted,), exact, _ = step()
-    (stock,), other, _ = step("bfloat16", ["channels_last"])
-    (received,), grads, operators = step("bfloat16")
-    assert operators >= MAPS
-    assert abs(received - wanted) < max(2 * abs(stock - wanted), 0.02 * wanted)
-    shares = [error(one, wanted) / error(two, wanted)
-              for one, two, wanted in zip(grads.values(), other.values(), exact.values())]
-    assert np.median(shares) < 1.25
-
-
-def test_gradients_are_added_where_asked_for():
-    batches = [batch(seed) for seed in range(2)]
-    sums = []
-    for on in (False, True):
-        net = made()
-        net.collect_params().setattr("grad_req", "add")
-        if on:
-            amp.init("float32")
-            net.hybridize(static_alloc=True)
-        sums.append(results(net, batches))
-    for one, other in zip(*sums):
-        assert error(one, other) < 1e-3
 
 
 @pytest.mark.parametrize("record", [False, True])

@@ -11,8 +11,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gradient_sweep import environment
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, nd
 from mxnet.gluon import HybridBlock, nn
+from networks import differentiate
 
 import gluon_amp as amp
 
@@ -121,41 +122,6 @@ class TestPReLU:
         for name, one in found.items():
             assert np.linalg.norm(one - expected[name]) <= 1e-4 * np.linalg.norm(expected[name]), name
 
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("hybridize", [False, True])
-    def test_a_network_learns_as_by_hand(self, dtype, hybridize):
-        def trained(rectify):
-            net = made(rectify, "convolution", 16)
-            net.hybridize(hybridize)
-            trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
-            data = nd.array(np.random.RandomState(4).normal(size=(4, 16, 8, 8)))
-            for _ in range(10):
-                with autograd.record():
-                    loss = (net(data) ** 2).mean()
-                loss.backward()
-                trainer.step(1, ignore_stale_grad=True)
-            return loss.asscalar(), net.alpha.data().asnumpy()
-
-        expected = trained(by_hand)
-        amp.init(dtype)
-        loss, alpha = trained(by_operator)
-        assert loss == pytest.approx(expected[0], rel=BOUNDS[dtype])
-        np.testing.assert_allclose(alpha, expected[1], atol=BOUNDS[dtype])
-
-    def test_module(self):
-        symbol = mx.sym.LeakyReLU(mx.sym.var("data"), mx.sym.var("alpha"), act_type="prelu", name="prelu")
-        symbol = mx.sym.FullyConnected(symbol, num_hidden=4, no_bias=True, name="fc")
-        data, weight = np.random.RandomState(0).normal(size=(8, 16)), np.random.RandomState(1).normal(size=(4, 16))
-        amp.init("float32")
-        module = mx.mod.Module(symbol, label_names=None)
-        module.bind([("data", data.shape)])
-        module.init_params(arg_params={"alpha": nd.full((16,), -0.5), "fc_weight": nd.array(weight)})
-        module.forward(mx.io.DataBatch([nd.array(data)]), is_train=True)
-        module.backward([nd.ones((8, 4))])
-        slope = module._exec_group.execs[0].grad_dict["alpha"].asnumpy()
-        expected = (np.minimum(data, 0) * weight.sum(axis=0)).sum(axis=0)
-        np.testing.assert_allclose(slope, expected, rtol=1e-4, atol=1e-5)
-
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hybridize", [False, True])
@@ -216,9 +182,7 @@ class TestLargestOfViews:
                     "shape": lambda: nd.array(values.reshape(2, -1)).reshape(values.shape),
                     "inside": lambda: nd.array(values.reshape(2, 16, 64))}[view]()
             data.attach_grad()
-            with autograd.record():
-                result = net(data)
-            result.backward(slope)
+            differentiate(net, data, head=slope)
             return data.grad.asnumpy().reshape(values.shape)
 
         net = Pooled()

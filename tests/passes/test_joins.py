@@ -42,20 +42,10 @@ def types(*heads, policy=None, device=ANY_DEVICE):
 
 
 def test_a_dense_block_casts_its_stem_once():
-    assert rewritten(LOW, dense_block()) == [
-        "stem: Convolution(data, stem_weight) -> float32",
-        "stem_bfloat16: amp_cast(stem) -> bfloat16",
-        "c1_weight_bfloat16: amp_cast(c1_weight) -> bfloat16",
-        "c1: Convolution(stem_bfloat16, c1_weight_bfloat16) -> bfloat16",
-        "join1: Concat(stem_bfloat16, c1) -> bfloat16",
-        "c2_weight_bfloat16: amp_cast(c2_weight) -> bfloat16",
-        "c2: Convolution(join1, c2_weight_bfloat16) -> bfloat16",
-        "join2: Concat(join1, c2) -> bfloat16",
-        "out_weight_bfloat16: amp_cast(out_weight) -> bfloat16",
-        "out: Convolution(join2, out_weight_bfloat16) -> bfloat16",
-        "out_float32: amp_cast(out) -> float32",
-        "out: out_float32",
-    ]
+    lines = rewritten(LOW, dense_block())
+    assert "join1: Concat(stem_bfloat16, c1) -> bfloat16" in lines
+    assert "join2: Concat(join1, c2) -> bfloat16" in lines
+    assert sum("amp_cast(stem)" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize(("target", "device", "expected"), [

@@ -1,19 +1,16 @@
-"""Dropout between recurrent layers in C++: masks of MXNet's Dropout, against layers of MXNet's with the same ones.
-
-And dropout elsewhere, which is MXNet's own in FP32.
-"""
+"""Dropout between recurrent layers in C++: masks of MXNet's Dropout, against layers of MXNet's with the same ones."""
 from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
-from mxnet.gluon import HybridBlock, nn, rnn
+from mxnet import autograd
+from mxnet.gluon import nn, rnn
 from native_cases import normal
+from networks import differentiate
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp.passes import native_attention, native_operators
 from gluon_amp.plan.cached_op import prepared_operations
 
 pytestmark = pytest.mark.skipif(not native.is_available("_gluon_amp_rnn"), reason=native.load()[1].missing)
@@ -135,65 +132,10 @@ def test_gradients_that_accumulate():
         found = []
         for _ in range(2):
             mx.random.seed(4)
-            with autograd.record():
-                out = net(x)
-            out.backward()
+            differentiate(net, x)
             found.append([x.grad.asnumpy(), *(p.grad().asnumpy() for p in net.collect_params().values())])
         return found
 
     amp.init("float32")
     once, twice = gradients()
     assert distance(twice, [2 * grad for grad in once]) < 1e-5
-
-
-class Encoder(HybridBlock):
-    """Attention with dropout of its weights, and a layer with dropout behind it."""
-
-    def __init__(self, heads, **kwargs):
-        super().__init__(**kwargs)
-        self.heads = heads
-        with self.name_scope():
-            self.project = nn.Dense(192, in_units=64, flatten=False)
-            self.out = nn.Dense(64, in_units=64, flatten=False)
-            self.drop = nn.Dropout(0.2)
-
-    def hybrid_forward(self, F, x):
-        joined = self.project(x)
-        scores = F.contrib.interleaved_matmul_selfatt_qk(joined, heads=self.heads)
-        weights = F.Dropout(F.softmax(scores, axis=-1), p=0.1)
-        made = F.contrib.interleaved_matmul_selfatt_valatt(joined, weights, heads=self.heads)
-        return x + self.drop(self.out(made))
-
-
-def losses(target):
-    """Train for some steps from one seed."""
-    mx.random.seed(3)
-    net = nn.HybridSequential()
-    net.add(Encoder(2, prefix="first_"), Encoder(4, prefix="second_"))
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
-    if target is not None:
-        amp.init(target)
-    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-3})
-    found = []
-    for step in range(6):
-        with autograd.record():
-            loss = (net(normal(32, 16, 64, seed=step)) ** 2).mean()
-        loss.backward()
-        trainer.step(1)
-        found.append(float(loss.asscalar()))
-    ran = {node.op for _, made in prepared_operations(net) for node in made.latest.graph.operators()} if target else ()
-    amp.deinit()
-    return found, ran
-
-
-@pytest.mark.parametrize(("target", "bound", "in_cpp"), [
-    ("float32", 1e-6, False), pytest.param("bfloat16", 0.05, True, marks=pytest.mark.bf16)])
-def test_training_in_fp32_draws_mxnets_numbers(target, bound, in_cpp, monkeypatch):
-    monkeypatch.setattr(native_operators, "REPLACEMENTS", {
-        name: one._replace(least=1) for name, one in native_operators.REPLACEMENTS.items()})
-    monkeypatch.setattr(native_attention, "_LEAST", 1)
-    found, ran = losses(target)
-    expected, _ = losses(None)
-    np.testing.assert_allclose(found, expected, rtol=bound)
-    assert bool({"_gluon_amp_attention", "_gluon_amp_dropout"} & set(ran)) == in_cpp

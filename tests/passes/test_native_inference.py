@@ -7,9 +7,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, nd
-from mxnet.gluon import SymbolBlock, nn, rnn
+from mxnet.gluon import SymbolBlock
 from native_cases import assert_close, requires_core
 from native_networks import BATCH, FLAGS, distance, inputs, network, requires_onednn
+from networks import differentiate
 
 import gluon_amp as amp
 from gluon_amp import native
@@ -36,9 +37,7 @@ class TestHybridized:
             found = []
             for seed in range(3):
                 (x,) = inputs(seed=seed)
-                with autograd.record():
-                    out = net(x)
-                out.backward()
+                out = differentiate(net, x)
                 found += [out.asnumpy(), net(x).asnumpy(), net.lstm.l0_i2h_weight.grad().asnumpy()]
             return found, net
 
@@ -48,29 +47,6 @@ class TestHybridized:
         for one, other in zip(received, expected):
             assert_close(one, other, 2e-6)
         assert "_gluon_amp_layer_norm" in kinds(net)
-
-    @requires_rnn
-    def test_recurrent_layers_keep_nothing_for_a_gradient(self):
-        amp.init("float32")
-        net = network(flags={"static_alloc": False})
-        for recorded in (True, False, True):
-            with autograd.record() if recorded else autograd.pause():
-                net(*inputs(seed=1))
-            (layer,) = [node for node in latest(net) if node.kind == "RNN"]
-            assert layer.attrs["training"] == str(recorded)
-
-    @requires_rnn
-    def test_gradients_outside_of_training_mode(self):
-        def gradient():
-            net = network()
-            with autograd.record(train_mode=False):
-                out = net(*inputs(seed=1))
-            out.backward()
-            return net.lstm.l0_i2h_weight.grad().asnumpy()
-
-        expected = gradient()
-        amp.init("float32")
-        assert_close(gradient(), expected, 2e-6)
 
 
 def small_symbol():
@@ -187,32 +163,6 @@ class TestExecutors:
         amp.init("float32")
         assert_close(results(), expected, 1e-5)
 
-    @requires_rnn
-    def test_recurrent_layers(self):
-        symbol = mx.sym.RNN(mx.sym.var("x"), mx.sym.var("w"), mx.sym.var("h"), mx.sym.var("c"), state_size=32,
-                            num_layers=2, mode="lstm", state_outputs=True, name="rnn")
-        shapes = {"x": (7, 20, 16)}
-
-        def results(grad_req):
-            executor = symbol.simple_bind(mx.cpu(), grad_req, **shapes)
-            for array in executor.arg_arrays:
-                array[:] = mx.nd.array(np.random.RandomState(len(array)).normal(0, 0.2, array.shape))
-            outputs = executor.forward(is_train=grad_req == "write")
-            if grad_req == "write":
-                executor.backward([mx.nd.ones(out.shape) for out in outputs])
-            arrays = [*outputs, *(executor.grad_arrays or [])]
-            return [array.asnumpy() for array in arrays if array is not None], executor
-
-        for grad_req in ("write", "null"):
-            expected, _ = results(grad_req)
-            amp.init("float32")
-            received, executor = results(grad_req)
-            assert executor.plan.is_native
-            assert len(received) == len(expected)
-            for one, other in zip(received, expected):
-                assert_close(one, other, 2e-6)
-            amp.deinit()
-
 
 ATTENTION = [pytest.param(kind, "bfloat16", marks=[pytest.mark.bf16, requires_onednn])
              for kind in ("lengths", "mask", "memory", "joint", "apart")]
@@ -294,21 +244,6 @@ class TestConverted:
         amp.init("float32", disable_passes=["native_operators"])
         np.testing.assert_array_equal(stock(x).asnumpy(), expected)
 
-    def test_symbols_models_and_exports_hold_mxnets_operators(self, tmp_path):
-        net, arrays = traced()
-        amp.init("float32")
-        net.hybridize(static_alloc=True)
-        net(*arrays)
-        net.export(str(tmp_path / "net"))
-        texts = [(tmp_path / "net-symbol.json").read_text()]
-        amp.deinit()
-        symbol = net._cached_graph[1]
-        arrays = {name: parameter.data() for name, parameter in net.collect_params().items()}
-        converted, _, _ = amp.convert_model(symbol, arrays, {}, "float32", data_names=["data"])
-        texts += [each.tojson() for each in (converted, amp.convert_symbol(symbol, "float32", data_names=["data"]))]
-        assert not any('"_gluon_amp_' in text for text in texts)
-        assert all('"LayerNorm"' in text for text in texts)
-
     @pytest.mark.parametrize(("kind", "target"), [TYPES[0], pytest.param("joint", "bfloat16", marks=[
         pytest.mark.bf16, requires_onednn])])
     def test_gradients_accumulate(self, kind, target):
@@ -330,40 +265,6 @@ class TestConverted:
         if target == "bfloat16":
             received, expected = received[:1], expected[:1]
         assert distance(received, expected) <= (1e-5 if target == "float32" else 0.05)
-
-    def test_within_another_network_and_under_amp(self):
-        net, (x,) = traced()
-        converted = amp.convert_hybrid_block(net, "float32")
-        expected = converted(x).asnumpy()
-        outer = nn.HybridSequential()
-        outer.add(converted, nn.HybridLambda("relu"))
-        for hybrid in (False, True):
-            outer.hybridize(hybrid)
-            for on in (False, True):
-                if on:
-                    amp.init("float32")
-                assert_close(outer(x).asnumpy(), np.maximum(expected, 0), 1e-5)
-                assert_close(converted(x).asnumpy(), expected, 1e-5)
-                amp.deinit()
-
-    def test_a_report_says_which_ran(self):
-        net, arrays = traced()
-        found = amp.report(amp.convert_hybrid_block(net, "float32"), arrays)
-        ran = [row for row in found.operators if row.native]
-        assert {row.op for row in ran} >= {"LayerNorm", "clip"}
-        assert f"{len(ran)} of the operators ran in C++" in found.summary
-
-    def test_states_of_recurrent_layers(self):
-        layer = rnn.GRU(24, 2, input_size=16, bidirectional=True)
-        layer.initialize(mx.init.Normal(0.3))
-        (x,), state = inputs(), mx.nd.ones((4, 40, 24))
-        layer.hybridize()
-        out, states = layer(x, [state])
-        expected = [out.asnumpy(), states[0].asnumpy()]
-        converted = amp.convert_hybrid_block(layer, "float32", data_example=[x, [state]])
-        out, states = converted(x, [state])
-        for one, other in zip([out, states[0]], expected):
-            assert_close(one.asnumpy(), other, 1e-5)
 
     @pytest.mark.bf16
     @requires_rnn

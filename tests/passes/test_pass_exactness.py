@@ -1,17 +1,7 @@
 """Every optional pass acts on a network made for it, and changes neither its values nor its gradients.
 
-Three ways of running, on against off and against FP32:
-
-- the pass alone, in FP32, by MXNet's executor: it needs no hardware for any low-precision type;
-- training under ``amp.init``, in bfloat16 where the CPU runs it (mark ``bf16``) and in imitated float16 anywhere;
-- conversion, to FP32 and imitated float16 anywhere, to bfloat16 where the CPU runs it.
-
-And two kinds of numbers. *Small integers*: every sum is exact in FP32, whatever its order, and every result fits the
-8 bits of a bfloat16 significand, so that results have to be equal bit by bit. *Random numbers*: a result with at
-most ``k`` roundings of unit roundoff ``u`` on any path from an input is off by at most ``gamma(k, u)`` times what the
-network gives for absolute values (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1).
-
-A new pass needs a case here: a test says so.
+Results of small integers, whose sums are exact in FP32 and fit bfloat16, are equal bit by bit; those of random numbers
+are some roundings off. A new pass needs a case here: a test says so.
 """
 from __future__ import annotations
 
@@ -36,8 +26,7 @@ from gluon_amp.dtypes import cpu_support
 from gluon_amp.plan.cached_op import prepared_operations
 from gluon_amp.rules import Device, Policy
 
-# Half the distance from 1 to the next number of the type.
-ROUNDOFF = {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11}
+BOUNDS = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.004}  # of random numbers, relative, in the 2-norm
 BF16 = pytest.param("bfloat16", marks=pytest.mark.bf16)
 AMX = pytest.param("bfloat16", marks=[pytest.mark.bf16, pytest.mark.skipif(
     not cpu_support().amx, reason=f"{LACKING} AMX, which the pass is for")])
@@ -46,7 +35,7 @@ NEEDS_CORE = pytest.mark.skipif(bool(_CORE.missing), reason=_CORE.missing)
 NEEDS_ONEDNN = pytest.mark.skipif(bool(_ONEDNN.missing), reason=_ONEDNN.missing)
 CORE, ONEDNN = (pytest.param("float32", marks=mark) for mark in (NEEDS_CORE, NEEDS_ONEDNN))
 LOW_ONEDNN = pytest.param("bfloat16", marks=[pytest.mark.bf16, NEEDS_ONEDNN])
-IN_FP32, EVERYWHERE = ("float32",), ("float32", "float16", BF16)
+EVERYWHERE = ("float32", "float16", BF16)
 
 
 class Anchors(HybridBlock):
@@ -107,42 +96,38 @@ class Case:
 
     network: Callable[[], HybridBlock]  # makes it, with all shapes given
     targets: tuple  # the types in which the pass acts
-    # Roundings to the type on a path from an input to an output or gradient: of the input or the weight, of what each
-    # operator gives.
-    roundings: int
-    sums: int = 9 * 16 + 4  # terms of the sums on such a path, each rounded to FP32
     shape: tuple = (1, 16, 6, 6)  # of its data
 
 
 # 20 output channels of one convolution, and 20 input channels of the next.
 PADDED = Case(lambda: chain(lambda: nn.Conv2D(20, 3, in_channels=16), lambda: nn.Conv2D(32, 1, in_channels=20)),
-              (BF16,), roundings=8, sums=9 * 32 + 32 + 2)
-SHAPED = Case(lambda: Anchors(prefix="net_"), ("float16", BF16), roundings=5, sums=9 * 32 + 4)
-RECTIFIED = Case(between("relu"), (BF16,), roundings=8)
+              (BF16,))
+SHAPED = Case(lambda: Anchors(prefix="net_"), ("float16", BF16))
+RECTIFIED = Case(between("relu"), (BF16,))
 
-STRIDED = Case(lambda: chain(lambda: nn.Conv2D(32, 7, 2, 3, in_channels=3)), (AMX,), roundings=4, sums=7 * 7 * 32 + 1,
+STRIDED = Case(lambda: chain(lambda: nn.Conv2D(32, 7, 2, 3, in_channels=3)), (AMX,),
                shape=(1, 3, 13, 12))
 
 LIMITED = Case(lambda: chain(lambda: nn.Conv2D(64, 1, in_channels=16),
                              lambda: nn.HybridLambda(lambda F, x: F.clip(x, -999, 999)),
                              lambda: nn.Conv2D(16, 1, in_channels=64)),
-               (CORE,), roundings=8, sums=8 * 36 + 64 + 16, shape=(8, 16, 6, 6))
+               (CORE,), shape=(8, 16, 6, 6))
 
 GATED = Case(lambda: chain(lambda: nn.Conv2D(64, 1, in_channels=16),
                            lambda: nn.HybridLambda(lambda F, x: x * (F.clip(x + 4.0, 0, 8) / 4.0)),
                            lambda: nn.Conv2D(16, 1, in_channels=64)),
-             (CORE,), roundings=8, sums=8 * 36 + 64 + 16, shape=(8, 16, 6, 6))
+             (CORE,), shape=(8, 16, 6, 6))
 
 # Convolutions with limits between them; the first reads the image, and stays MXNet's. Each channel apart: what it gives
 # fits bfloat16.
 CHAINED = Case(lambda: chain(*[lambda: nn.Conv2D(16, 1, groups=16, in_channels=16),
                                lambda: nn.HybridLambda(lambda F, x: F.clip(x, -1e4, 1e4))] * 6),
-               (ONEDNN, LOW_ONEDNN), roundings=32, sums=6 * 2 + 72, shape=(2, 16, 6, 6))
+               (ONEDNN, LOW_ONEDNN), shape=(2, 16, 6, 6))
 
 # 1 is put around each map, and 1 more by the convolution itself.
 SPACED = Case(lambda: chain(
     lambda: nn.HybridLambda(lambda F, x: F.Pad(x, mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 1, 1))),
-    lambda: nn.Conv2D(16, 3, padding=1, in_channels=16)), EVERYWHERE, roundings=4)
+    lambda: nn.Conv2D(16, 3, padding=1, in_channels=16)), EVERYWHERE)
 
 # Passes that change parameters, or behaviour in training, or that MXNet does.
 OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}
@@ -152,14 +137,14 @@ TRAINING = {"hard_swish": GATED, "channels_last": CHAINED, "native_operators": L
             "fold_padding": SPACED}
 INFERENCE = {
     "native_activations": RECTIFIED,
-    "drop_training": Case(dropped, EVERYWHERE, roundings=5),
-    "fold_batch_norm": Case(folded, EVERYWHERE, roundings=5),
+    "drop_training": Case(dropped, EVERYWHERE),
+    "fold_batch_norm": Case(folded, EVERYWHERE),
     "shape_operands": SHAPED,
     "fold_padding": SPACED,
-    "align_channels": Case(convolution(260, 3), (BF16,), roundings=4),
-    "dilate_pointwise": Case(convolution(32, 1), (AMX,), roundings=4),
-    "cast_params_offline": Case(convolution(32, 3), ("float16", BF16), roundings=4),
-    "fuse": Case(lambda: Fusable(prefix="net_"), ("float32", BF16), roundings=8, sums=2 * 18),
+    "align_channels": Case(convolution(260, 3), (BF16,)),
+    "dilate_pointwise": Case(convolution(32, 1), (AMX,)),
+    "cast_params_offline": Case(convolution(32, 3), ("float16", BF16)),
+    "fuse": Case(lambda: Fusable(prefix="net_"), ("float32", BF16)),
 }
 
 
@@ -183,53 +168,35 @@ def draw(name, shape, random, integers):
     return random.randint(-1, 2, shape) if integers else random.normal(size=shape)
 
 
-def build(case, integers, absolute=False):
-    """Make the network and its data; for bounds with absolute values, whose sums do not cancel."""
+def build(case, integers):
+    """Make the network and its data."""
     random = np.random.RandomState(7)
     net = case.network()
     net.initialize()
     for name, parameter in net.collect_params().items():
-        values = draw(name, parameter.shape, random, integers)
-        if absolute:
-            values = -abs(values) if name.endswith("running_mean") else abs(values)
-        parameter.set_data(mx.nd.array(values))
-    data = draw("data", case.shape, random, integers)
+        parameter.set_data(mx.nd.array(draw(name, parameter.shape, random, integers)))
     net.hybridize()
-    return net, mx.nd.array(abs(data) if absolute else data)
+    return net, mx.nd.array(draw("data", case.shape, random, integers))
 
 
-def train(net, data, grad_req, absolute=False):
-    """Values and all gradients, for `add` of two passes. The head gradient is 1, -1 or 0, or its absolute value."""
+def train(net, data, grad_req):
+    """Values and all gradients, for `add` of two passes. The head gradient is 1, -1 or 0."""
     net.collect_params().setattr("grad_req", grad_req)
     net.collect_params(".*running.*").setattr("grad_req", "null")
     data.attach_grad(grad_req)
     for _ in range(2 if grad_req == "add" else 1):
         with autograd.record():
             result = net(data)
-        head = np.random.RandomState(3).randint(-1, 2, result.shape)
-        result.backward(mx.nd.array(abs(head) if absolute else head))
+        result.backward(mx.nd.array(np.random.RandomState(3).randint(-1, 2, result.shape)))
     gradients = {name: parameter.grad().asnumpy() for name, parameter in net.collect_params().items()
                  if parameter.grad_req != "null"}
     return {"output": result.asnumpy(), "data": data.grad.asnumpy(), **gradients}
 
 
-def gamma(count, roundoff):
-    return count * roundoff / (1 - count * roundoff)
-
-
-def assert_equal(expected, *others):
-    for found in others:
-        for name, values in expected.items():
-            np.testing.assert_array_equal(values, found[name], err_msg=name)
-
-
-def assert_within(case, target, bound, expected, *others):
-    """Both sides may be off by as much: twice the bound."""
-    low = case.roundings if target != "float32" else 0
-    share = 2 * (gamma(low, ROUNDOFF[target]) + gamma(case.sums, ROUNDOFF["float32"]))
-    for found in others:
-        for name, values in expected.items():
-            assert (np.abs(values - found[name]) <= share * bound[name]).all(), name
+def assert_equal(expected, found, bound=0):
+    """Compare arrays bit by bit, or in the 2-norm."""
+    for name, values in expected.items():
+        assert np.linalg.norm(values - found[name]) <= bound * np.linalg.norm(values), name
 
 
 def outline(graph):
@@ -307,10 +274,8 @@ class TestTraining:
         off, plain = self.run(case, target, (name,), integers, grad_req)
         assert plan != plain
         fp32 = train(*build(case, integers), grad_req)
-        if integers:
-            assert_equal(on, off, fp32)
-        else:
-            assert_within(case, target, train(*build(case, False, absolute=True), grad_req, True), on, off, fp32)
+        for found in (on, off):
+            assert_equal(fp32, found, 0 if integers else BOUNDS[target])
 
     @pytest.mark.parametrize(("name", "target"), expand(TRAINING))
     def test_other_numbers_and_sizes_of_images(self, name, target):
@@ -342,8 +307,6 @@ class TestConversion:
         on, graph = self.run(case, target, (), integers)
         off, plain = self.run(case, target, (name,), integers)
         assert graph != plain
-        fp32, bound = ({"output": outputs_of(*build(case, integers, absolute))[0]} for absolute in (False, True))
-        if integers:
-            assert_equal(on, off, fp32)
-        else:
-            assert_within(case, target, bound, on, off, fp32)
+        fp32 = {"output": outputs_of(*build(case, integers))[0]}
+        for found in (on, off):
+            assert_equal(fp32, found, 0 if integers else BOUNDS[target])

@@ -12,14 +12,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 from cpu_kinds import LOW
-from graphs import plans_of
 from mxnet import autograd
 from mxnet.gluon import nn
-from networks import BF16_EPS, relative
+from networks import BF16_EPS, relative, sequential
 
 import gluon_amp as amp
 from gluon_amp._mxnet.symbols import dtype_name
-from gluon_amp.plan import planner
 from gluon_amp.plan.planner import Planner
 
 pytestmark = pytest.mark.machine
@@ -108,27 +106,11 @@ class TestReshape:
         with pytest.raises(mx.MXNetError, match="changed"):
             executor.reshape(data=(2, 16, 4, 4))
 
-    def test_gradients_accumulate(self, how):
-        amp.init("bfloat16")
-        executor = bound(small_maps(), (2, 32, 8, 8), "add", how)
-        once = trained(executor.reshape(data=(2, 32, 1, 1)), None)["fc_weight"]
-        twice = trained(executor.reshape(data=(2, 32, 1, 1)), None)["fc_weight"]
-        assert relative(2 * once, twice) < 1e-5
-
     def test_after_deinit_an_executor_still_plans(self, how):
         amp.init("bfloat16")
         executor = bound(small_maps(), (2, 32, 8, 8), how=how)
         amp.deinit()
         assert low_layers(executor.reshape(data=(2, 32, 1, 1))) == {"fc"}
-
-
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
-def test_what_is_given_beside_the_arguments_means_nothing(dtype):
-    data = mx.nd.ones((2, 3))
-    given = {"data": data, "scalar": 3, "other": mx.nd.ones((7, 7))}
-    amp.init(dtype)
-    executor = (mx.sym.var("data") * 2).bind(mx.cpu(), args=given, args_grad={"data": mx.nd.zeros((2, 3)), "scalar": 1})
-    assert executor.forward()[0].asnumpy().tolist() == (data * 2).asnumpy().tolist()
 
 
 def test_statistics_behind_a_cured_operator_are_asked_for_no_gradient():
@@ -169,16 +151,6 @@ def test_gradients_add_up_behind_a_while_loop(dtype):
     amp.init(dtype)
     for name, found in gradients().items():
         assert np.linalg.norm(found - expected[name]) <= 0.02 * np.linalg.norm(expected[name]), name
-
-
-@pytest.mark.bf16
-def test_the_plans_of_an_executor_are_bounded(monkeypatch):
-    monkeypatch.setattr(planner, "MOST_PLANS", 1)
-    amp.init("bfloat16")
-    executor = bound(small_maps(), (4, 32, 8, 8))
-    for size, expected in ((1, {"fc"}), (8, {"conv", "fc"}), (1, {"fc"})):
-        assert low_layers(executor.reshape(data=(4, 32, size, size))) == expected
-        assert len(plans_of(executor)) == 1
 
 
 @pytest.mark.bf16
@@ -225,19 +197,6 @@ def test_a_cast_among_many_readers_of_a_tensor_keeps_their_gradients(count):
         assert relative(expected[name], value) < 4 * BF16_EPS, name
 
 
-@pytest.mark.bf16
-def test_module_plans_for_every_shape():
-    amp.init("bfloat16")
-    module = mx.mod.Module(small_maps(), label_names=None)
-    module.bind([("data", (2, 32, 8, 8))])
-    module.init_params(mx.init.Xavier())
-    for size, expected in ((8, {"conv", "fc"}), (1, {"fc"}), (8, {"conv", "fc"})):
-        module.forward(mx.io.DataBatch([mx.nd.ones((2, 32, size, size))]), is_train=True)
-        module.backward([mx.nd.ones((2, 4))])
-        assert low_layers(module._exec_group.execs[0]) == expected
-    assert module.output_names == ["fc_output"]
-
-
 def rewritten():
     """A network in which passes insert casts and rectifiers, and change operators."""
     x = mx.sym.Convolution(mx.sym.var("data"), num_filter=32, kernel=(3, 3), name="conv")
@@ -266,11 +225,8 @@ class TestMonitor:
 @pytest.mark.bf16
 @pytest.mark.parametrize("flags", [{}, {"static_alloc": True}])
 def test_hooks_of_blocks_read_bfloat16_as_fp32(flags):
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Conv2D(32, 3, in_channels=16), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(4))
-    net.initialize()
-    net.hybridize(**flags)
+    net = sequential(lambda: [nn.Conv2D(32, 3, in_channels=16), nn.BatchNorm(), nn.Activation("relu"),
+                              nn.Dense(4)], prefix="net_", **flags)
     amp.init("bfloat16")
     seen = {}
 
@@ -499,9 +455,7 @@ class TestErrorsOfMonitors:
         assert executor.forward()[0].shape == (2, 4)
 
     def test_hybridized_blocks(self):
-        net = nn.Dense(4, in_units=8)
-        net.initialize()
-        net.hybridize()
+        net = sequential([nn.Dense(4, in_units=8)])
         net.register_op_hook(self.fails)
         amp.init(LOW)
         with pytest.raises(KeyboardInterrupt, match="stop"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
+from networks import sequential
 
 import gluon_amp as amp
 
@@ -16,10 +17,8 @@ dtypes = pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", m
 
 
 def network(flags=None):
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Dense(16, in_units=16, activation="tanh"), nn.Dense(16, in_units=16))
-    net.initialize()
+    net = sequential(lambda: [nn.Dense(16, in_units=16, activation="tanh"),
+                              nn.Dense(16, in_units=16)], prefix="net_", active=False)
     random = np.random.RandomState(1)
     for one in net.collect_params().values():
         one.set_data(mx.nd.array(random.uniform(-0.3, 0.3, one.shape)))

@@ -9,9 +9,8 @@ from mxnet.gluon import nn
 from native_cases import script
 
 import gluon_amp as amp
-from gluon_amp.graph import Entry, Graph, Node, Role, cast, operator
 from gluon_amp.plan import cached_op
-from gluon_amp.plan.cached_op import OrderedCachedOp, put_last_weights_first
+from gluon_amp.plan.cached_op import OrderedCachedOp
 
 # Prints how many megabytes the training of 24 layers takes that share oneDNN's memory.
 PROGRAM = """
@@ -40,42 +39,6 @@ for _ in range(3):
 print(written() - before)
 """
 IN_THE_PROGRAMS_ORDER = "cached_op.cached_op = lambda plan, flags: cached_op.UpstreamCachedOp(plan.runs, flags)"
-
-
-def _graph():
-    """Three layers, of which the second runs in FP32, and the weight of the third is behind an identity."""
-    data, *weights = (Node("null", name, dtypes=["float32"]) for name in ("data", "one", "two", "three"))
-    low = [cast(Entry(weight), "bfloat16", f"low_{weight.name}") for weight in (data, weights[0])]
-    identity = operator("_mul_scalar", "guard", [Entry(weights[2])], Entry(weights[2]), Role.IDENTITY, scalar=1.0)
-    first = operator("dot", "first", low, low[0])
-    second = operator("dot", "second", [cast(Entry(first), "float32", "wide"), Entry(weights[1])], low[0])
-    third = operator("dot", "third", [cast(Entry(second), "bfloat16", "low_second"),
-                                      cast(Entry(identity), "bfloat16", "low_three")], low[0])
-    return Graph([Entry(third)])
-
-
-def test_the_first_input_comes_after_the_weights_that_are_cast():
-    graph = _graph()
-    assert put_last_weights_first(graph)
-    names = ["three", "one", "data", "two"]
-    assert [node.name for node in graph.variables()] == names
-    assert mx.sym.load_json(graph.to_json()).list_inputs() == names
-
-
-def test_the_order_survives_copies_and_files():
-    graph = _graph()
-    put_last_weights_first(graph)
-    for each in (graph.copy(), Graph.from_json(graph.to_json()),
-                 Graph.from_json(mx.sym.load_json(graph.to_json()).tojson(remove_amp_cast=False))):
-        assert [node.name for node in each.variables()[2].after] == ["three", "one"]
-        assert [node.name for node in each.nodes()] == [node.name for node in graph.nodes()]
-
-
-def test_a_graph_without_weights_that_are_cast_keeps_its_order():
-    data, weight = (Node("null", name, dtypes=["float32"]) for name in ("data", "weight"))
-    graph = Graph([Entry(operator("dot", "layer", [cast(Entry(data), "bfloat16", "low"), Entry(weight)], Entry(data)))])
-    assert not put_last_weights_first(graph)
-    assert [node.name for node in graph.variables()] == ["data", "weight"]
 
 
 class Net(nn.HybridBlock):

@@ -5,9 +5,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from graphs import plans_of
-from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from native_cases import assert_close
+from networks import differentiate, sequential
 
 import gluon_amp as amp
 from gluon_amp import native
@@ -18,11 +18,8 @@ FLAGS = [{"static_alloc": False}, {"static_alloc": True, "static_shape": True}]
 
 def layers():
     mx.random.seed(2)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Dense(512, in_units=600, activation="relu"), nn.Dense(512, in_units=512), nn.Dense(10, in_units=512))
-    net.initialize(mx.init.Xavier())
-    return net
+    return sequential(lambda: [nn.Dense(512, in_units=600, activation="relu"), nn.Dense(512, in_units=512),
+                               nn.Dense(10, in_units=512)], mx.init.Xavier(), "net_", active=False)
 
 
 def rows(count):
@@ -35,9 +32,7 @@ def kinds(net):
 
 
 def gradients(net, x):
-    with autograd.record():
-        out = net(x)
-    out.backward()
+    out = differentiate(net, x)
     return [out.asnumpy(), *(each.grad().asnumpy() for each in net.collect_params().values())]
 
 
@@ -110,20 +105,6 @@ def test_executors_with_branches_are_reshaped(partial):
                                                          for name in symbol.list_arguments()]
     for wanted, found in zip(expected, smaller.forward(x=data[:4])):
         assert_close(found.asnumpy(), wanted, 1e-5)
-
-
-@pytest.mark.parametrize("setting", [{"disable_passes": ["native_operators"]}, {}])
-def test_one_graph_where_there_is_no_choice(setting, monkeypatch):
-    if not setting:
-        for name in ("_core", "_onednn"):
-            monkeypatch.setattr(native, name, lambda: native.Library("core", frozenset(), "switched off"))
-    amp.init("float32", **setting)
-    net = layers()
-    net.hybridize()
-    for count, _ in BATCHES:
-        net(rows(count))
-        assert kinds(net) == STOCK
-    assert len(plans_of(net)) == 1
 
 
 @pytest.mark.parametrize("how", ["block", "executor"])

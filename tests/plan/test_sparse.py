@@ -5,9 +5,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from graphs import graph, op, variable
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.gluon import HybridBlock, nn
-from networks import relative
+from networks import differentiate, relative
 
 import gluon_amp as amp
 from gluon_amp.graph import Role
@@ -109,9 +109,7 @@ def test_a_network_that_is_called_with_sparse_data(hybridize, dtype):
         net.hybridize(hybridize)
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
         for _ in range(2):
-            with autograd.record():
-                loss = (net(data()) ** 2).sum()
-            loss.backward()
+            loss = differentiate(lambda: (net(data()) ** 2).sum())
             trainer.step(COUNT)
         return net.weight.grad().stype, loss.asscalar(), net.weight.data().asnumpy()
     kind, loss, weight = run()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -78,23 +79,17 @@ def test_aliases_mean_the_registered_operator():
     assert policy.decide("_linalg_gemm2", {}).rule == "FP32"
 
 
-@pytest.mark.parametrize("spelling", ["bfloat16", "bf16", "BFloat16", "torch.bfloat16", dtypes.BFLOAT16_DTYPE,
-                                      type("bfloat16", (), {})])
-def test_spellings_of_bfloat16(spelling):
-    assert dtypes.normalize(spelling) == "bfloat16"
+SPELLINGS = {
+    "bfloat16": ["bfloat16", "bf16", "BFloat16", "torch.bfloat16", dtypes.BFLOAT16_DTYPE, type("bfloat16", (), {})],
+    "float16": ["float16", "fp16", "half", "FLOAT16", "np.float16", np.float16, np.dtype("float16")],
+    "float32": ["float32", "fp32", "FP32", "single", np.float32, np.dtype("float32")]}
 
 
-@pytest.mark.parametrize("spelling", ["float16", "fp16", "half", "FLOAT16", "np.float16", np.float16,
-                                      np.dtype("float16")])
-def test_spellings_of_float16(spelling):
-    assert dtypes.normalize(spelling) == "float16"
-
-
-@pytest.mark.parametrize("spelling", ["float32", "fp32", "FP32", "single", np.float32, np.dtype("float32")])
-def test_spellings_of_float32(spelling):
-    assert dtypes.normalize(spelling, or_float32=True) == "float32"
-    with pytest.raises(DTypeError, match="received target_dtype="):
-        dtypes.normalize(spelling)
+@pytest.mark.parametrize(("dtype", "spelling"), [(dtype, each) for dtype in SPELLINGS for each in SPELLINGS[dtype]])
+def test_spellings(dtype, spelling):
+    assert dtypes.normalize(spelling, or_float32=True) == dtype
+    with pytest.raises(DTypeError, match="received target_dtype=") if dtype == "float32" else nullcontext():
+        assert dtypes.normalize(spelling) == dtype
 
 
 @pytest.mark.parametrize("spelling", ["int8", "double", "float", "float16x", "", None, np.float64, float, 16, object()])

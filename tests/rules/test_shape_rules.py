@@ -1,16 +1,10 @@
 """Which convolutions stay in FP32 for the shape of their data."""
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from cpu_kinds import run_on
-from graphs import conv, graph, op, rewrite, variable
+from native_cases import script
 
-from gluon_amp.passes import Context
-from gluon_amp.passes.alignment import dilate_pointwise
 from gluon_amp.rules import ANY_DEVICE, Device, Policy
 from gluon_amp.rules.shapes import has_avx2_kernel, has_avx512_kernel, overruns_amx_tiles, pools_out_of_order
 
@@ -120,17 +114,6 @@ def test_batch_norm_of_no_whole_blocks_stays_in_fp32_in_inference(shape, axis, s
     assert rule(Device(amx=True), training=False) == lowered  # nothing was measured with AMX
 
 
-def test_a_graph_for_any_map_avoids_the_kernel():
-    data = variable("data", (2, 32, 8, 8))
-    low = conv("low", op("Activation", "act", data, shape=(2, 32, 8, 8)), 32, 32, kernel=1)
-    wide = conv("wide", low, 32, 32, kernel=3, pad=(1, 1))
-    result, policy = graph(wide), Policy("bfloat16", training=False)
-    rewrite(result, policy, AMX)
-    dilations = {node.name: node.attrs.get("dilate") for node in result.operators() if node.op == "Convolution"}
-    assert dilations == {"low": "(2, 2)", "wide": None}
-    assert not dilate_pointwise(graph(variable("x")), Context(policy, AMX))
-
-
 PROGRAM = """
 import gluon_amp as amp
 import mxnet as mx
@@ -164,9 +147,7 @@ mx.nd.waitall()
 
 @pytest.mark.bf16
 def test_maps_that_a_kernel_overruns_do_not_corrupt_memory():
-    environ = {**os.environ, "MALLOC_CHECK_": "3", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
-    child = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr
+    script(PROGRAM, MALLOC_CHECK_="3", GLIBC_TUNABLES="glibc.malloc.check=3")
 
 
 POOLED = """
@@ -192,10 +173,8 @@ for batch, channels in ((2, 64), (2, 128), (8, 64), (8, 128)):
 @pytest.mark.bf16
 @pytest.mark.parametrize("instructions", [None, "AVX512_CORE_BF16"])
 def test_a_pooling_to_one_pixel_sends_nothing_to_reference_kernels(instructions):
-    environ = {**os.environ, "DNNL_VERBOSE": "1", **({"DNNL_MAX_CPU_ISA": instructions} if instructions else {})}
-    child = subprocess.run([sys.executable, "-W", "ignore", "-c", POOLED], env=environ, capture_output=True, text=True,
-                           check=True)
-    run = [line.split(",")[3:5] for line in child.stdout.splitlines() if line.startswith("dnnl_verbose,exec")]
+    told = script(POOLED, DNNL_VERBOSE="1", **({"DNNL_MAX_CPU_ISA": instructions} if instructions else {}))
+    run = [line.split(",")[3:5] for line in told.splitlines() if line.startswith("dnnl_verbose,exec")]
     kernels = [kernel for primitive, kernel in run if primitive in ("batch_normalization", "pooling_v2")]
     # Forward and backward of two, hybridized and not, of four networks; C++ has poolings that are slow in FP32, too.
     assert 28 <= len(kernels) <= 32

@@ -16,8 +16,8 @@ import gluon_amp as amp
 pytestmark = pytest.mark.machine
 
 
-def trained(mode, poison=None):
-    """Weights and losses of five steps of SGD with momentum, under AMP if it is on; one batch may be poisoned."""
+def trained(mode, level=None):
+    """Weights and losses of five steps, under AMP if it is on or at a level."""
     mx.random.seed(3)
     np.random.seed(3)
     net = conv_net()
@@ -25,16 +25,16 @@ def trained(mode, poison=None):
     net.hybridize(**mode)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9, "wd": 1e-3},
                             update_on_kvstore=False)
-    if amp.is_active():
+    if level:
+        net, trainer = amp.initialize(net, trainer, opt_level=level, verbosity=0)
+    elif amp.is_active():
         amp.init_trainer(trainer)
     random, losses, skipped = np.random.RandomState(0), [], []
-    for number in range(5):
+    for _ in range(5):
         data = mx.nd.array(random.normal(size=NETWORKS["conv"][1]))
-        if number == poison:
-            data[0, 0, 0, 0] = np.inf
         with autograd.record():
             loss = (net(data) ** 2).mean()
-            with amp.scale_loss(loss, trainer, enabled=amp.is_active()) as scaled:
+            with amp.scale_loss(loss, trainer, enabled=amp.is_active() or bool(level)) as scaled:
                 autograd.backward(scaled)
         trainer.step(1)
         losses.append(float(loss.asscalar()))
@@ -42,23 +42,6 @@ def trained(mode, poison=None):
     weights = [parameter.data().asnumpy() for parameter in net.collect_params().values()
                if parameter.grad_req != "null"]
     return weights, losses, skipped, trainer
-
-
-def module_trained():
-    mx.random.seed(2)
-    np.random.seed(2)
-    body = mx.sym.relu(mx.sym.Convolution(mx.sym.var("data"), num_filter=20, kernel=(3, 3), name="conv"))
-    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(body), num_hidden=5, name="fc"), name="softmax")
-    module = mx.mod.Module(symbol, label_names=["softmax_label"])
-    module.bind([("data", (8, 16, 8, 8))], [("softmax_label", (8,))])
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(optimizer_params={"learning_rate": 0.1})
-    random = np.random.RandomState(3)
-    for _ in range(3):
-        module.forward_backward(mx.io.DataBatch([mx.nd.array(random.randn(8, 16, 8, 8))],
-                                                [mx.nd.array(random.randint(0, 5, 8))]))
-        module.update()
-    return [array.asnumpy() for array in module.get_params()[0].values()]
 
 
 class TestTraining:
@@ -81,12 +64,6 @@ class TestTraining:
         assert skipped == [False] * 5
         assert trainer._amp_loss_scaler.loss_scale == 1
 
-    def test_a_module_trains_as_in_fp32(self, lesser):
-        weights = module_trained()
-        amp.init()
-        for one, other in zip(weights, module_trained()):
-            np.testing.assert_array_equal(one, other)
-
     @pytest.mark.parametrize("name", NETWORKS)
     def test_every_kind_of_network(self, lesser, name):
         make, shape = NETWORKS[name]
@@ -104,35 +81,13 @@ class TestTraining:
         for key in expected:
             close(expected[key], found[key])
 
-    def test_overflow_is_checked_and_steps_are_skipped(self, lesser):
-        amp.init()
-        weights, _, skipped, trainer = trained({}, poison=2)
-        assert skipped == [False, False, True, False, False]
-        assert trainer._amp_loss_scaler.num_skipped == 1
-        assert all(np.isfinite(weight).all() for weight in weights)
-
     @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
     def test_levels_stay_in_fp32_without_a_scale(self, lesser, level):
-        def losses(initialize):
-            mx.random.seed(3)
-            net = conv_net()
-            net.initialize(mx.init.Xavier(magnitude=2))
-            net.hybridize()
-            trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02}, update_on_kvstore=False)
-            if initialize:
-                net, trainer = amp.initialize(net, trainer, opt_level=level, verbosity=0)
-                assert amp.active_dtype() is None
-                assert getattr(trainer, "_amp_loss_scaler", None) is None or trainer._amp_loss_scaler.loss_scale == 1
-            made = []
-            for _ in range(3):
-                with autograd.record():
-                    loss = (net(mx.nd.ones((4, 3, 16, 16))) ** 2).mean()
-                    with amp.scale_loss(loss, trainer, enabled=initialize) as scaled:
-                        autograd.backward(scaled)
-                trainer.step(1)
-                made.append(float(loss.asscalar()))
-            return made
-        assert losses(False) == losses(True)
+        _, losses, *_ = trained({})
+        _, found, _, trainer = trained({}, level=level)
+        assert found == losses
+        assert amp.active_dtype() is None
+        assert getattr(trainer, "_amp_loss_scaler", None) is None or trainer._amp_loss_scaler.loss_scale == 1
 
     def test_a_type_named_to_a_level_is_refused(self, monkeypatch):
         take_for(monkeypatch, "AVX2")
@@ -141,14 +96,6 @@ class TestTraining:
         with pytest.raises(amp.DTypeError, match="needs a CPU with AVX512"):
             amp.initialize(net, opt_level="O2", cast_model_type="bfloat16", verbosity=0)
         assert not amp.is_active()
-
-    def test_the_users_lists_are_checked_as_elsewhere(self, lesser):
-        with pytest.raises(amp.PolicyError, match="Did you mean 'Convolution'"):
-            amp.init(fp32_ops=["Convolutin"])
-        with pytest.raises(amp.PolicyError, match="cannot run in bfloat16"):
-            amp.init(target_precision_ops=["batch_dot"])
-        amp.init(fp32_ops=["Convolution"])
-        assert amp.is_active()
 
 
 class TestTools:
@@ -182,11 +129,6 @@ class TestTools:
         options = {"max_error": 0.1} if tool == "search_exclusions" else {}
         with pytest.raises(amp.DTypeError, match=r"nothing runs in low precision: .*float32 on the cpu.*'float16'"):
             getattr(amp, tool)(*network, **options)
-
-    def test_compare_and_search_with_an_imitated_type(self, network):
-        assert 0 < amp.compare(*network, target_dtype="float16").outputs[0] < 0.01
-        policy = amp.search_exclusions(*network, max_error=0.1, target_dtype="float16")
-        assert (policy.target_dtype, policy.excluded) == ("float16", frozenset())
 
     def test_the_policy_of_a_file_is_refused_where_nothing_runs_its_type(self, monkeypatch):
         take_for(monkeypatch, "AVX2")

@@ -9,9 +9,9 @@ import mxnet as mx
 import pytest
 from cpu_kinds import LOW
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, nn
+from networks import differentiate
 
 import gluon_amp as amp
-from gluon_amp.state import blocks
 
 pytestmark = [pytest.mark.machine,
               pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
@@ -87,42 +87,6 @@ class TestContainersThatAreIterated:
         amp.exclude(target(net))
         assert exact(net(data), expected) == [False, True, True]
 
-    def test_a_class_of_containers(self, hybridize):
-        class Container(nn.HybridSequential):
-            pass
-        net, data = ready(Heads(Container))
-        expected = numbers(net(data))
-        if hybridize:
-            net.hybridize()
-        amp.init(LOW)
-        amp.exclude(Container)
-        assert exact(net(data), expected) == [False, True, True]
-
-    def test_a_loop_outside_of_every_block(self, hybridize):
-        net, data = ready(Heads())
-        expected = numbers(net(data))
-        if hybridize:
-            net.hybridize()
-        amp.init(LOW)
-        amp.exclude(net.heads)
-        assert exact([layer(data) for layer in net.heads], expected[1:]) == [True, True]
-
-    def test_layers_that_come_later(self, hybridize):
-        net, data = ready(Heads())
-        amp.init(LOW)
-        amp.exclude(net.heads)
-        if hybridize:
-            net.hybridize()
-        net(data)
-        later = nn.Dense(8, in_units=32)
-        net.heads.register_child(later, "0")
-        net.heads._layers = [] if hasattr(net.heads, "_layers") else None
-        later.initialize(mx.init.Xavier())
-        net.hybridize(hybridize)
-        with amp.autocast(enabled=False):
-            expected = numbers(net(data))
-        assert exact(net(data), expected) == [False, True, True]
-
     def test_inside_a_plain_block(self, hybridize):
         class Plain(Block):
             def __init__(self):
@@ -151,9 +115,7 @@ class TestContainersThatAreIterated:
             if target is not None:
                 amp.init(LOW)
                 amp.exclude(target)
-            with mx.autograd.record():
-                loss = sum((one * one).sum() for one in net(data)[1:])
-            loss.backward()
+            differentiate(lambda: sum((one * one).sum() for one in net(data)[1:]))
             found.append([one.grad().copy() for one in net.heads.collect_params().values()])
         assert all(exact(found[1], found[0]))
 
@@ -179,14 +141,6 @@ class TestSymbolBlocks:
         assert exact(net(data), expected) == [False, True]
 
     @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
-    def test_one_in_a_region(self, hybridize):
-        net, data = ready(Around(symbol_block(), lambda: amp.autocast(enabled=False)))
-        expected = numbers(net(data))
-        net.hybridize(hybridize)
-        amp.init(LOW)
-        assert exact(net(data), expected) == [False, True]
-
-    @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
     def test_one_in_a_region_that_switches_on(self, hybridize):
         net, data = ready(Around(symbol_block(), lambda: amp.autocast(dtype=LOW)))
         with amp.autocast(enabled=False):
@@ -203,20 +157,6 @@ class TestSymbolBlocks:
         amp.initialize(net.inner, opt_level="O2", cast_model_type=LOW, verbosity=0)
         assert exact(net(data), expected) == [True, False]
 
-    def test_its_own_graph_is_left_alone(self):
-        net, data = ready(Around(symbol_block()))
-        before = net.inner._cached_graph[1].tojson()
-        net.hybridize()
-        amp.init(LOW)
-        amp.exclude(net.inner)
-        net(data)
-        assert net.inner._cached_graph[1].tojson() == before
-        amp.deinit()
-        amp.init(LOW)
-        with amp.autocast(enabled=False):
-            expected = numbers(net(data))
-        assert exact(net(data), expected) == [False, False]
-
     def test_conversion_of_a_parent(self):
         net, data = ready(Around(symbol_block()))
         expected = numbers(net(data))
@@ -230,32 +170,6 @@ class TestSymbolBlocks:
         amp.deinit()
         converted = amp.convert_hybrid_block(net, LOW, optimize="none")
         assert exact(converted(data), expected) == [False, True]
-
-    def test_conversion_of_itself(self):
-        net, data = ready(symbol_block())
-        expected = [net(data).copy()]
-        converted = amp.convert_hybrid_block(net, LOW, exclude=net, optimize="none")
-        assert exact([converted(data)], expected) == [True]
-
-    def test_custom_operators_in_it(self):
-        class Twice(mx.operator.CustomOp):
-            def forward(self, is_train, req, in_data, out_data, aux):
-                self.assign(out_data[0], req[0], in_data[0] * 2)
-
-            def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-                self.assign(in_grad[0], req[0], out_grad[0] * 2)
-
-        @mx.operator.register("exclusions_twice")
-        class TwiceProp(mx.operator.CustomOpProp):
-            def create_operator(self, ctx, shapes, dtypes):
-                return Twice()
-        data = mx.sym.var("data")
-        net, values = ready(Around(SymbolBlock(mx.sym.Custom(data, op_type="exclusions_twice") + 1, data)))
-        expected = numbers(net(values))
-        net.hybridize()
-        amp.init(LOW)
-        amp.exclude(net.inner)
-        assert exact(net(values), expected) == [False, True]
 
 
 class TestWarnings:
@@ -287,15 +201,6 @@ class TestWarnings:
             amp.exclude(other, "other*")
             for _ in range(3):
                 other(net(data)[0])
-
-    def test_nothing_of_losses(self):
-        net, data = ready(Heads())
-        amp.init(LOW)
-        amp.exclude("net_heads*")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            mx.gluon.loss.L2Loss()(data, data)
-            net(data)
 
 
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
@@ -362,36 +267,3 @@ class TestWhatIsKept:
             amp.exclude(net)
             assert exact([net(data)], expected) == [True]
             del net
-
-    def test_a_block_that_becomes_one_of_another_class(self, hybridize):
-        class Kept(nn.Dense):
-            pass
-        net, data = ready(nn.HybridSequential())
-        net.add(nn.Dense(32, in_units=32))
-        net.initialize(mx.init.Xavier())
-        expected = numbers([net(data)])
-        amp.init(LOW)
-        amp.exclude(Kept)
-        assert exact([net(data)], expected) == [False]
-        net[0].__class__ = Kept
-        net.hybridize(hybridize)
-        assert exact([net(data)], expected) == [True]
-
-    def test_calls_do_not_look_through_all_exclusions(self, hybridize, monkeypatch):
-        looked = []
-        original = blocks.is_target
-        monkeypatch.setattr(blocks, "is_target", lambda *given: looked.append(given) or original(*given))
-        net, data = ready(Heads())
-        others = [nn.Dense(1, in_units=1) for _ in range(50)]
-        net.hybridize(hybridize)
-        amp.init(LOW)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            amp.exclude(net.heads, *others, *(f"nothing{number}*" for number in range(50)))
-            for _ in range(3):
-                net(data)
-        assert looked
-        looked.clear()
-        for _ in range(3):
-            net(data)
-        assert not looked

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 
 import mxnet as mx
@@ -72,20 +71,14 @@ class TestDriver:
         assert "MXNET_USE_FUSION" not in os.environ
         assert [text for text in warned(amp.init) if "MXNET_USE_FUSION" in text] == []
 
-    def test_who_has_switched_it_off_hears_nothing(self, told, monkeypatch):
+    @pytest.mark.parametrize("value", ["0", "1"])
+    def test_who_has_set_it_gets_that_back_and_hears_nothing_where_it_was_off(self, told, monkeypatch, value):
         told(AMPERE, driver=(11, 4))
-        monkeypatch.setenv("MXNET_USE_FUSION", "0")
-        assert warned(amp.init) == []
-        amp.deinit()
-        assert os.environ["MXNET_USE_FUSION"] == "0"
-
-    def test_who_has_switched_it_on_gets_that_back(self, told, monkeypatch):
-        told(AMPERE, driver=(11, 4))
-        monkeypatch.setenv("MXNET_USE_FUSION", "1")
-        warned(amp.init)
+        monkeypatch.setenv("MXNET_USE_FUSION", value)
+        assert bool(warned(amp.init)) == (value == "1")
         assert os.environ["MXNET_USE_FUSION"] == "0"
         amp.deinit()
-        assert os.environ["MXNET_USE_FUSION"] == "1"
+        assert os.environ["MXNET_USE_FUSION"] == value
 
     def test_one_that_does_not_work_leaves_the_cpu_usable(self, told, monkeypatch):
         def fail():
@@ -122,7 +115,7 @@ class TestMessages:
     def test_active_dtype_knows_its_devices(self, told):
         told(AMPERE)
         amp.init()
-        assert amp.active_dtype("gpu") == amp.active_dtype(mx.gpu(0)) == "float16"
+        assert amp.active_dtype("gpu") == amp.active_dtype("cuda") == amp.active_dtype(mx.gpu(0)) == "float16"
         with pytest.raises(ValueError, match=r"expected one of 'cpu', .* or a Context, received device_type='tpu'"):
             amp.active_dtype("tpu")
 
@@ -134,11 +127,6 @@ class TestGpusThatDiffer:
         assert [text for text in found if "on the GPU(2): the GPU has compute capability 9.0" in text]
         assert [amp.active_dtype(mx.gpu(number)) for number in range(3)] == ["float16", "float16", None]
         assert sorted(in_force.state.policies) == ["cpu", "gpu", "gpu(1)", "gpu(2)"]
-
-    def test_the_first_may_be_the_lesser_one(self, told):
-        told(HOPPER, AMPERE)
-        warned(amp.init)
-        assert [amp.active_dtype(mx.gpu(number)) for number in range(2)] == [None, "float16"]
 
     def test_equal_ones_share_their_graphs(self, told):
         told(AMPERE, AMPERE)
@@ -214,8 +202,3 @@ class TestSums:
 def test_channels_are_not_padded_for_a_gpu(capability):
     # Below 7.0 there are no Tensor Cores; from there on cuDNN pads where it gains.
     assert cuda_support(capability).channel_multiple == 1
-
-
-def test_loaded_libraries_are_those_of_this_process():
-    found = _machine.loaded_libraries()
-    assert [path for path in found if path.endswith("libmxnet.so")] if sys.platform == "linux" else True

@@ -241,14 +241,6 @@ class TestGpus:
             monkeypatch.setattr(sys.modules["gluon_amp.session.init"], "device_supports", lambda: found)
         return beside
 
-    @pytest.mark.parametrize("capability", [(9, 0), (3, 5)])
-    def test_one_that_cannot_be_used_is_named_and_the_cpu_takes_its_own(self, beside, capability):
-        beside(capability)
-        with pytest.warns(UserWarning, match=rf"FP32 on the GPU: the GPU has compute capability {capability[0]}\."
-                                             rf"{capability[1]}, and MXNet's wheels hold kernels for 5.0 to 8.9 only"):
-            amp.init()
-        assert (amp.active_dtype("cpu"), amp.active_dtype("gpu")) == ("bfloat16", None)
-
     def test_one_that_can_be_used_leaves_a_lesser_cpu_in_fp32(self, beside, caplog):
         beside((7, 5), "AVX512_CORE")
         with caplog.at_level(logging.INFO, "gluon_amp"):

@@ -1,13 +1,11 @@
 """convert_sync_batchnorm: two contexts compute what one does on the joint batch; what cannot be is refused."""
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import mxnet as mx
 import pytest
 from mxnet.gluon import nn
+from native_cases import script
+from networks import sequential
 
 import gluon_amp as amp
 from gluon_amp.errors import StateError
@@ -93,16 +91,11 @@ print("equal")
 @pytest.mark.parametrize("program", [PROGRAM, SKIPPED], ids=["joint_batch", "skipped_step"])
 def test_two_contexts(program):
     """They equal one on the joint batch, and their statistics are as before a step that is skipped."""
-    environ = {**os.environ, "MXNET_CPU_TEMP_COPY": "2048", "OMP_NUM_THREADS": "1"}
-    child = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120,
-                           check=False)
-    assert child.stdout.strip().endswith("equal"), child.stderr[-2000:]
+    assert script(program, MXNET_CPU_TEMP_COPY="2048", OMP_NUM_THREADS="1").endswith("equal")
 
 
 def test_one_context_has_nothing_to_synchronize():
-    net = nn.HybridSequential()
-    net.add(nn.BatchNorm(in_channels=2))
-    net.initialize()
+    net = sequential([nn.BatchNorm(in_channels=2)], active=False)
     with pytest.warns(UserWarning, match="nothing to synchronize"):
         assert amp.convert_sync_batchnorm(net) is net
 

@@ -5,12 +5,14 @@ import copy
 import pickle
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from networks import sequential
 
 import gluon_amp as amp
 
@@ -142,9 +144,7 @@ def test_an_inf_of_a_skipped_step_is_gone_when_the_next_step_does_not_use_its_la
 
 
 def test_row_sparse_and_missing_gradients_are_handled():
-    net = nn.HybridSequential()
-    net.add(nn.Embedding(50, 4, sparse_grad=True), nn.Dense(2, in_units=12))
-    net.initialize()
+    net = sequential([nn.Embedding(50, 4, sparse_grad=True), nn.Dense(2, in_units=12)], active=False)
     net[1].bias.grad_req = "null"
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     amp.init_trainer(trainer)
@@ -306,11 +306,8 @@ class TestSeveral:
                 with amp.scale_loss(loss, trainer) as scaled:
                     scaled.backward()
 
-        threads = [threading.Thread(target=work, args=(context,)) for context in TWO]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, TWO))
         with autograd.record():
             losses = [(reference(mx.nd.ones((4, 8), ctx=context)) ** 2).mean() for context in TWO]
         autograd.backward(losses)
@@ -429,14 +426,6 @@ class TestClipping:
             scaler.update()
         self.moved_by(net, trainer, loop)
 
-    def test_adding_up_twice_is_refused(self):
-        net, trainer = make(TWO, 256.0)
-        backward(net, trainer, TWO)
-        trainer.allreduce_grads()
-        amp.clip_global_norm(trainer, 1.0)
-        with pytest.raises(amp.StateError, match=r"call trainer.update\(\), not trainer.step"):
-            trainer.step(1)
-
     @BOTH
     def test_a_batch_may_be_dropped_after_the_norm_was_read(self, contexts):
         pairs = make(contexts, 256.0), make(contexts, 256.0)
@@ -486,14 +475,6 @@ class TestClipping:
         trainer.update(4)
         ours.update(4)
         assert all(np.allclose(a, b, rtol=1e-5, atol=1e-8) for a, b in zip(weights(net), weights(other)))
-
-    def test_an_overflow_is_reported_and_skipped(self):
-        net, trainer = make(scaler=8.0)
-        before = weights(net)
-        backward(net, trainer, poison=0)
-        assert not np.isfinite(amp.clip_global_norm(trainer, 1.0))
-        trainer.step(4)
-        assert same(before, weights(net))
 
     def test_the_norm_of_float16_gradients_may_be_beyond_float16(self):
         net = nn.Dense(1, in_units=4, use_bias=False)
@@ -748,16 +729,6 @@ class TestAnotherTrainersScale:
             self.backward(body, head, first)
             second.step(1)  # told once
 
-    def test_several_losses_in_a_list(self):
-        body, head, first, second = self.nets()
-        with autograd.record():
-            losses = [head(body(mx.nd.ones((4, 8)))).mean() for _ in range(2)]
-            with amp.scale_loss(losses, first) as scaled_losses:
-                for loss in scaled_losses:
-                    loss.backward()
-        with pytest.warns(UserWarning, match="carry the loss scale 128"):
-            second.step(1)
-
     @pytest.mark.parametrize("case", ["divided out", "scale of 1", "a loss of its own", "overwritten", "not reached",
                                       "deinit"])
     def test_nothing_is_said(self, case):
@@ -819,12 +790,6 @@ class TestSharedScaler:
 
     def test_a_trainer_alone(self):
         assert self.steps([INF, INF, 1, 1, 1, 1], several=1)[0] == [512, 256, 256, 256, 256, 512]
-
-    def test_one_that_steps_more_often_ends_the_iteration(self):
-        scaler = amp.DynamicLossScaler(init_scale=1024, growth_interval=2)
-        assert [scaler.take_report(found_inf, last) for found_inf, last in
-                [(False, None), (False, 1), (False, None), (True, 2)]] == [1, 2, 2, 3]
-        assert scaler.loss_scale == 1024  # grown in the second, fallen in the third
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))],

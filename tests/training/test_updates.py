@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from networks import sequential
 
 import gluon_amp as amp
 from gluon_amp import native
@@ -169,11 +170,8 @@ def test_saved_states_are_mxnets(tmp_path, saved_by, loaded_by):
 def test_sparse_gradients_and_float16_weights_are_updated_as_by_mxnet():
     def run(ours):
         mx.random.seed(5)
-        net = nn.HybridSequential(prefix="net_")
-        with net.name_scope():
-            net.add(nn.Embedding(100, 64, sparse_grad=True), nn.Dense(128, in_units=64, flatten=False))
-        net.initialize(mx.init.Xavier())
-        net.hybridize()
+        net = sequential(lambda: [nn.Embedding(100, 64, sparse_grad=True),
+                                  nn.Dense(128, in_units=64, flatten=False)], mx.init.Xavier(), "net_")
         trainer = trainer_of(net, {"learning_rate": 0.1, "momentum": 0.9}, ours)
         half = gluon.Parameter("half", shape=(5000,), dtype="float16", init="ones")
         half.initialize()
@@ -192,15 +190,6 @@ def test_sparse_gradients_and_float16_weights_are_updated_as_by_mxnet():
                 trainer.step(BATCH)
                 other.step(BATCH)
         return [*(parameter.data().asnumpy() for parameter in net.collect_params().values()), half.data().asnumpy()]
-    assert_same(run(True), run(False))
-
-
-def test_numpy_style_weights():
-    def run(ours):
-        with mx.util.np_shape(True), mx.util.np_array(True):
-            net = nn.Dense(100, in_units=64)
-            net.initialize(mx.init.One())
-            return train(net, trainer_of(net, {"learning_rate": 0.1, "momentum": 0.9}, ours))
     assert_same(run(True), run(False))
 
 
