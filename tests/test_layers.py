@@ -56,7 +56,7 @@ BUDGET = {
     # Beside 95 lines of names three files lie below MXNet and have no other place: versions, NumPy 1's names and CUDA's
     # libraries (205); threads, AMX, glibc and the CUDA driver (335); the cost model (155).
     "top level": 1456,
-    "rules": 1181,  # the tables are 500 lines; user lists and policies from files are checked, 175 lines
+    "rules": 1205,  # the tables are 500 lines; user lists and policies from files are checked, 175 lines
     "graph": 525,  # nnvm's format is checked as it is read: MXNet itself reads beyond its arrays
     # 60 functions of one statement, which keep MXNet's private names here, are 310 lines. Optimizer states in files,
     # ONNX, INT8 and NumPy 2 are 700.
@@ -67,7 +67,7 @@ BUDGET = {
     # 24 rewrites, drawn at the head of each file (210 lines). Attention is recognised in every form in which Gluon,
     # GluonNLP and scripts write it (425); the choice of kernels by cost is 255; the tables of passes, wrong gradients
     # and operators in C++ are 310.
-    "passes": 3656,
+    "passes": 3685,
     # Half is about symbols that are bound, for Module: shapes that change, and gradients that a conversion has spoilt.
     "plan": 990,
     # The search of types for INT8, its ranges and its operators are 660 lines; ConversionOptions is 285, a quarter of
@@ -89,7 +89,7 @@ BUDGET = {
     "compat": 795,
     "export": 480,  # a file is compared with MXNet tensor by tensor, rounded to float16 behind each operator (160)
     # Each operator in C++, each wrong gradient and each rule has its case; samples and networks in helpers are 3,000.
-    "tests": 27120,
+    "tests": 27140,
 }
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.

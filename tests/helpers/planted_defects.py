@@ -125,9 +125,10 @@ def _stale_casts(original: Callable) -> Callable:
 
 
 def _fold_without_bias(original: Callable) -> Callable:
-    def fold(graph: Any, weights: Any, norm: Node, layer: Node) -> None:
-        layer.inputs = layer.inputs[:2]
-        original(graph, weights, norm, layer)
+    def fold(graph: Any, weights: Any, norm: Node, layers: Sequence[Node]) -> None:
+        for layer in layers:
+            layer.inputs = layer.inputs[:2]
+        original(graph, weights, norm, layers)
     return fold
 
 
