@@ -6,7 +6,7 @@ import signal
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, Callable, ContextManager, Iterator
+from typing import Any, Callable, ContextManager, Iterator, Sequence
 from unittest import mock
 
 from mxnet import autograd
