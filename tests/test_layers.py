@@ -72,7 +72,7 @@ BUDGET = {
     "plan": 990,
     # The search of types for INT8, its ranges and its operators are 660 lines; ConversionOptions is 285, a quarter of
     # it its documentation.
-    "convert": 1740,
+    "convert": 1755,
     # A run is recorded for graphs and for eager calls, with gradients on request (875 lines); trace_overflow tells
     # seven kinds of faults apart (440); each of the six lines of a report's summary looks at other facts (150).
     "debug": 2305,
@@ -89,7 +89,7 @@ BUDGET = {
     "compat": 795,
     "export": 480,  # a file is compared with MXNet tensor by tensor, rounded to float16 behind each operator (160)
     # Each operator in C++, each wrong gradient and each rule has its case; samples and networks in helpers are 3,000.
-    "tests": 27140,
+    "tests": 27165,
 }
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.

@@ -14,7 +14,7 @@ from .._mxnet.arrays import NDArrayWeights, values_of
 from .._mxnet.engine import Program
 from .._mxnet.symbols import analyse, from_graph, to_graph
 from ..dtypes import FLOAT32
-from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node
+from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, identity
 from ..graph.attrs import integer, integers, is_set
 from ..metrics import relative_error
 from ..passes import Int8, shield, unshield
@@ -29,6 +29,7 @@ _QUANTIZE, _REQUANTIZE = "_contrib_quantize_v2", "_contrib_requantize"
 _TAKE_RANGES = (_QUANTIZE, _REQUANTIZE, "_contrib_quantized_batch_norm")
 _RANGE = ("min_calib_range", "max_calib_range")
 _SAME_VALUES = (FLATTEN, CAST)  # what they give has the range of what they read
+_DENSE = "_sg_mkldnn_fully_connected"
 MADE = "quantized_"  # the beginning of the names of MXNet's INT8 operators
 _PREFIXES = re.compile(rf"^(?:requantize_|{MADE})+")
 # MXNet prints two lines for each join that it leaves out. This one computes the same, and has no INT8 operator.
@@ -67,10 +68,11 @@ class Quantizer:
         """Return a fused graph with the chosen layers, and what stands between them, in INT8."""
         chosen = self.int8.layers.union(between) - self._wide
         tensors = {id(node): node.name for node in graph.variables()}
-        kept, joins = [], set()
+        kept, joins, identities = [], set(), _separate_readers(graph)
         for node in graph.operators():
             decided = decided_in(node)
-            given = _key(tensors, node.inputs[0]) if node.op in _SAME_VALUES else _inside(node)[1].name
+            passes_on = node.op in _SAME_VALUES or node.name in identities
+            given = _key(tensors, node.inputs[0]) if passes_on else _inside(node)[1].name
             tensors[id(node)] = given
             if _PREFIXES.match(node.name):
                 node.name = graph.new_name(f"gluon_amp_{node.name}")
@@ -188,6 +190,22 @@ def _inside(node: Node) -> tuple[list[Node], Node]:
         return [node], node
     inner = Graph.from_json(json.dumps(node.extra["subgraphs"][0]))
     return inner.operators(), inner.heads[0].node
+
+
+def _separate_readers(graph: Graph) -> set[str]:
+    """Put an identity before each of several that read a dense layer; return their names.
+
+    MXNet's fusion ends the process where one of these runs in INT8 and another one does not.
+    """
+    readers, names = Consumers(graph), set()
+    for node in graph.operators():
+        given = Entry(node)
+        if node.op == _DENSE and not readers.is_read_once(given):
+            for reader in dict.fromkeys(readers.of(given)):
+                passed = identity(given, graph.new_name(f"{node.name}_read"))
+                names.add(passed.node.name)
+                reader.inputs = [passed if entry.key == given.key else entry for entry in reader.inputs]
+    return names
 
 
 def decided_in(node: Node) -> list[str]:

@@ -153,6 +153,30 @@ def test_outputs_that_layers_in_int8_give(function):
     assert max(map(relative, fast(x), wanted)) < 0.03
 
 
+@pytest.mark.parametrize("function", [
+    lambda F, y, one, two: (one(y), two(y)), lambda F, y, one, two: (two(y), one(y)),
+    lambda F, y, one, two: (one(y), y), lambda F, y, one, two: (one(y), F.sin(y)),
+    lambda F, y, one, two: (one(y), one(y)),
+], ids=["by a wide layer, too", "by it first", "and returned", "by an operator", "twice by one layer"])
+def test_dense_layers_that_several_read(function):
+    """MXNet's fusion ends the process where a layer in INT8 reads another one, and FP32 does, too."""
+    class Net(HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="net_")
+            with self.name_scope():
+                self.first, self.one, self.two = (nn.Dense(24, in_units=units) for units in (16, 24, 24))
+
+        def hybrid_forward(self, F, x):
+            return function(F, self.first(x), self.one, self.two)
+
+    net, x = Net(), mx.nd.random.normal(shape=(4, 16))
+    net.initialize(mx.init.Xavier())
+    wanted = net(x)
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, exclude=[net.two])
+    assert max(map(relative, fast(x), wanted)) < 0.03
+    assert "net_two_fwd" not in fast.conversion.int8
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-12], ids=["usual values", "values below what six decimals tell"])
 @pytest.mark.parametrize("mode", ["naive", "entropy"])
 def test_a_network_runs_in_int8_and_keeps_its_results(mode, scale):
