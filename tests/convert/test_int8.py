@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import FASTEST
+from cpu_kinds import FASTEST, LACKING
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from networks import differentiate
@@ -27,6 +27,10 @@ LEVELS = [each for each in ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_C
 
 def has_vnni(level=None):
     return _ISA_LEVELS.index(level or cpu_isa()) >= _ISA_LEVELS.index("AVX512_CORE_VNNI")
+
+
+# Without VNNI oneDNN adds two products of INT8 in 16 bits, which do not hold all of them: a fifth off for some layers.
+exact_in_int8 = pytest.mark.skipif(not has_vnni(), reason=f"{LACKING} VNNI, and cuts sums of INT8 products off")
 
 
 # Single layers in a process of their own: their results, beside those of FP32 arithmetic on data and weights that were
@@ -210,6 +214,7 @@ def test_sums_keep_their_whole_range(other, act):
     assert relative(fast(x), net(x)) < 0.03
 
 
+@exact_in_int8
 @pytest.mark.parametrize("excluded", ["net_conv1_fwd", "net_conv1", "*conv1*", "net_batchnorm0_fwd"])
 def test_what_is_excluded_stays_in_fp32(excluded):
     net, x = residual()
@@ -257,6 +262,7 @@ def test_the_rest_runs_in_bfloat16():
     assert relative(fast(x), wanted) < 0.05
 
 
+@exact_in_int8
 def test_convolutions_of_sequences_stay_out_of_it():
     """MXNet's operator takes no weights of three dimensions: inferring its types failed."""
     net, x = nn.HybridSequential(prefix="net_"), mx.nd.random.normal(shape=(2, 16, 12))
@@ -387,6 +393,7 @@ class TestNames:
         assert set(fast.conversion.int8) == {f"{prefix}{each}_fwd" for each in ("conv0", "batchnorm0", "dense0")}
         assert relative(fast(x), net(x)) < 0.03
 
+    @exact_in_int8
     @pytest.mark.parametrize("excluded", [[], ["fc"], ["fc1"]])
     def test_operators_of_one_name_have_ranges_of_their_own(self, excluded):
         small = mx.sym.FullyConnected(mx.sym.var("data"), mx.sym.var("w"), num_hidden=8, no_bias=True, name="fc")
