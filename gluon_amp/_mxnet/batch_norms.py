@@ -77,4 +77,3 @@ class MXNetSyncBatchNorm(SyncBatchNorm):
         """Normalize."""
         result = super().hybrid_forward(F, x, *parameters, **named)
         return F.relu(result) if self.fuse_relu else result
-

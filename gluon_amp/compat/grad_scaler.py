@@ -220,9 +220,9 @@ class GradScaler:
 
 
 def _made(scale: float, growth_factor: float, backoff_factor: float, growth_interval: int) -> _UpdatedLater:
-    for name, value, least, most in (("growth_factor", growth_factor, 1.0, float("inf")),
-                                     ("backoff_factor", backoff_factor, 0.0, 1.0)):
-        if not checks.is_number(value) or not least < value < most:
-            raise ValueError(expected(f"a number between {least:g} and {most:g}, without them", name, value))
+    if not checks.is_number(growth_factor) or not growth_factor > 1:
+        raise ValueError(expected("a number above 1", "growth_factor", growth_factor))
+    if not checks.is_number(backoff_factor) or not 0 < backoff_factor < 1:
+        raise ValueError(expected("a number between 0 and 1", "backoff_factor", backoff_factor))
     return _UpdatedLater(scale, growth_factor, backoff_factor, checks.whole("growth_interval", growth_interval, 1),
                          min(_FLOOR, scale_of("init_scale", scale)), MOST_SCALE)

@@ -14,7 +14,7 @@ from .._mxnet.arrays import NDArrayWeights, values_of
 from .._mxnet.engine import Program
 from .._mxnet.symbols import analyse, from_graph, to_graph
 from ..dtypes import FLOAT32
-from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, identity
+from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identity
 from ..graph.attrs import integer, integers, is_set
 from ..metrics import relative_error
 from ..passes import Int8, shield, unshield
@@ -68,10 +68,11 @@ class Quantizer:
         """Return a fused graph with the chosen layers, and what stands between them, in INT8."""
         chosen = self.int8.layers.union(between) - self._wide
         tensors = {id(node): node.name for node in graph.variables()}
-        kept, joins, identities = [], set(), _separate_readers(graph)
+        kept, joins = [], set()
+        _separate_readers(graph)
         for node in graph.operators():
             decided = decided_in(node)
-            passes_on = node.op in _SAME_VALUES or node.name in identities
+            passes_on = node.op in _SAME_VALUES or node.role is Role.IDENTITY
             given = _key(tensors, node.inputs[0]) if passes_on else _inside(node)[1].name
             tensors[id(node)] = given
             if _PREFIXES.match(node.name):
@@ -192,20 +193,16 @@ def _inside(node: Node) -> tuple[list[Node], Node]:
     return inner.operators(), inner.heads[0].node
 
 
-def _separate_readers(graph: Graph) -> set[str]:
-    """Put an identity before each of several that read a dense layer; return their names.
-
-    MXNet's fusion ends the process where one of these runs in INT8 and another one does not.
-    """
-    readers, names = Consumers(graph), set()
+def _separate_readers(graph: Graph) -> None:
+    """Put an identity before each of several that read a dense layer."""
+    # MXNet's fusion ends the process where one of these runs in INT8 and another one does not.
+    readers = Consumers(graph)
     for node in graph.operators():
         given = Entry(node)
         if node.op == _DENSE and not readers.is_read_once(given):
             for reader in dict.fromkeys(readers.of(given)):
                 passed = identity(given, graph.new_name(f"{node.name}_read"))
-                names.add(passed.node.name)
                 reader.inputs = [passed if entry.key == given.key else entry for entry in reader.inputs]
-    return names
 
 
 def decided_in(node: Node) -> list[str]:

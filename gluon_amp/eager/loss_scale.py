@@ -129,9 +129,9 @@ class _LossScale:
         """Warn when an update is about to apply gradients with a scale that the trainer does not divide out."""
         # MXNet does not tell where a gradient comes from. It is certain where all backward passes since the trainer's
         # last update were of scaled losses; a trainer with losses of its own beside them is never warned of.
-        scaled, others = self._at_update.get(trainer, (0, 0))
+        scaled, others = (now - then for now, then in zip(self.passes, self._at_update.get(trainer, (0, 0))))
         self._at_update[trainer] = self.passes
-        if others != self.passes[1] or scaled == self.passes[0] or trainer in self._told:
+        if others or not scaled or trainer in self._told:
             return
         scaler = trainers.attached(trainer)
         if getattr(scaler, "is_scaled", False) or getattr(scaler, "loss_scale", 1.0) != 1.0:

@@ -170,4 +170,3 @@ def native_activations(graph: Graph, context: Context) -> int:
 
 def _has_kernel(entry: Entry) -> bool:
     return entry.shape is not None and 0 < len(entry.shape) <= _MOST_DIMENSIONS and all(entry.shape)
-

@@ -66,4 +66,3 @@ def widen(graph: Graph, dtypes: Mapping[str, str], kept: Collection[str] = ()) -
     graph.heads = heads  # outputs keep the types that they had
     fix_behind_casts(graph)
     return len(moved)
-

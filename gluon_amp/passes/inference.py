@@ -61,9 +61,7 @@ def _does_nothing(node: Node, context: Context) -> bool:
     return node.op == "_copy" or (node.op in ("BlockGrad", "make_loss") and not context.facts.recorded)
 
 
-# The attribute that says how many channels come out. oneDNN 2.4 adds a Deconvolution's bias slower than BatchNorm runs.
-_FILTERS = {"Convolution": "num_filter", "FullyConnected": "num_hidden"}
-LAYERS = tuple(_FILTERS)
+LAYERS = ("Convolution", "FullyConnected")  # oneDNN 2.4 adds the bias of a Deconvolution slower than a BatchNorm runs
 _DEFAULT_EPS = 1e-3  # of MXNet's operator
 
 
@@ -130,14 +128,16 @@ def _fold(graph: Graph, weights: Any, norm: Node, layers: Sequence[Node]) -> Non
         gamma = np.ones_like(gamma)
     scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
     prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
-    ends = np.cumsum([integer(layer.attrs, _FILTERS[layer.op], 0) for layer in layers])[:-1]
-    for layer, factors, added, means in zip(layers, *(np.split(each, ends) for each in (scale, beta, mean))):
+    start = 0
+    for layer in layers:
         data, weight, *biases = layer.inputs
         values = values_of(weight)
-        shift = ((values_of(biases[0]) if biases else 0.0) - means) * factors + added
-        layer.inputs = [data, made(f"{prefix}weight", values * factors.reshape(-1, *[1] * (values.ndim - 1)), weight),
+        own = slice(start, start + len(values))  # the channels that it gives
+        along = scale[own].reshape(-1, *[1] * (values.ndim - 1))
+        shift = ((values_of(biases[0]) if biases else 0.0) - mean[own]) * scale[own] + beta[own]
+        layer.inputs = [data, made(f"{prefix}weight", values * along, weight),
                         made(f"{prefix}bias", shift, (biases or [weight])[0])]
-        layer.attrs = {**layer.attrs, "no_bias": "False"}
+        layer.attrs, start = {**layer.attrs, "no_bias": "False"}, own.stop
 
 
 def cast_params_offline(graph: Graph, context: Context) -> int:
@@ -246,10 +246,8 @@ def is_fusible(graph: Graph) -> bool:
 
 
 def _is_product(node: Node, context: Context) -> bool:
-    """Tell whether oneDNN computes an FP32 convolution as a product of matrices.
-
-    A sum or rectifier that it fuses with one takes 4 to 10 ns for each value, 10 to 25 times its own operator's.
-    """
+    """Tell whether oneDNN computes an FP32 convolution as a product of matrices."""
+    # A sum or rectifier that it fuses with one takes 4 to 10 ns for each value, 10 to 25 times its own operator's.
     if node.op != "Convolution" or Entry(node).dtype != FLOAT32 or context.int8 is not None:
         return False
     if context.device.channel_multiple == AVX2_VALUES:
@@ -303,4 +301,3 @@ def _stays_apart(node: Node, context: Context) -> bool:
     excluded = context.policy.excluded
     return node.name in context.int8.wide or (node.name in excluded and any(
         entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable))
-

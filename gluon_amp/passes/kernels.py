@@ -40,7 +40,8 @@ def candidates(graph: Graph, consumers: Consumers) -> list[Node]:
     """Return the operators that can run with the channels last, in order."""
     unknown = unknown_forward(graph)
     return [node for node in graph.operators()
-            if _fits(node, consumers) and not any(each.node in unknown for each in (*maps_of(node), *node.inputs[:2]))]
+            if _fits(node, consumers) and not any(
+                entry.node in unknown for entry in node.inputs[:None if node.op == JOIN else 2])]
 
 
 def _fits(node: Node, consumers: Consumers) -> bool:

@@ -153,20 +153,22 @@ def _around(product: Node, consumers: Consumers) -> _Attention | None:
     first = scores.node
     if first.op != "batch_dot" or is_set(first.attrs, "transpose_a") or not is_set(first.attrs, "transpose_b"):
         return None
-    heads = [_heads(entry, consumers) for entry in (*first.inputs, product.inputs[1])]
-    shapes, width = [base.shape or () for base, _, _ in heads], (first.inputs[0].shape or (0,))[-1]
+    heads = (_heads(entry, consumers) for entry in (*first.inputs, product.inputs[1]))
+    bases, moves, scales = map(list, zip(*heads))
+    shapes: list[tuple[int, ...]] = [base.shape or () for base in bases]
+    width = (first.inputs[0].shape or (0,))[-1]
     if not width or not all(len(shape) == 3 for shape in shapes):
         return None
     units = shapes[0][-1]
     count = units // width
-    if count < 1 or not all(_are_heads(moves, shape[-1], count) for (_, moves, _), shape in zip(heads, shapes)):
+    if count < 1 or not all(_are_heads(each, shape[-1], count) for each, shape in zip(moves, shapes)):
         return None
     last = _joined(product, count, units, consumers)
-    if heads[2][2] != 1 or last is None or (may_be_shared and (weights.scores.shape or ())[:1] == (1,)):
+    if scales[2] != 1 or last is None or (may_be_shared and (weights.scores.shape or ())[:1] == (1,)):
         return None
-    layout, projections = _projections([base for base, _, _ in heads], consumers)
+    layout, projections = _projections(bases, consumers)
     sizes = shapes[0][0], shapes[0][1], shapes[1][1], count
-    scale *= heads[0][2] * heads[1][2]
+    scale *= scales[0] * scales[1]
     return _attention(last, (first, product), weights, {"layout": layout, "scale": repr(scale)}, projections, sizes,
                       consumers)
 

@@ -124,6 +124,7 @@ def _binding(state: State, symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: Mappi
 class PlannedExecutor(Executor):
     """An executor whose symbol was rewritten; outputs and hooks keep the names that the user's symbol gives them."""
 
+    handle: Any
     binding: Binding
     plan: Plan
     _callback: Callable | None
@@ -148,20 +149,23 @@ class PlannedExecutor(Executor):
             plan = self.binding.plan([kwargs[name] for name in self.plan.traced.names])
             if plan is not self.plan:
                 # Its operators in C++ may refuse these shapes: one without them makes the arrays.
-                base = _upstream_bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
-                                         self.aux_arrays, self._group2ctx, self)
+                base = self._bound(symbol, self)
         made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
         if plan is None:
             shapes = _shapes_of(made, symbol)
             plan = self.binding.plan([shapes[name] for name in self.plan.traced.names])
         if plan is not self.plan:
             # The graph of the shapes before may hold kernels that are not sound for these.
-            made = _upstream_bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
-                                     self._grad_req, made.aux_arrays, self._group2ctx, self)
+            made = self._bound(plan.runs, made)
         made = PlannedExecutor.of(made, symbol, self.binding, plan)
         if self._callback is not None:
             made.set_monitor_callback(self._callback, self._monitor_all)
         return made
+
+    def _bound(self, symbol: mx.sym.Symbol, like: Executor) -> Executor:
+        """Bind a symbol to the arrays of an executor, in the memory of this one."""
+        return _upstream_bind(symbol, self._ctx, like.arg_arrays, like.grad_arrays, self._grad_req, like.aux_arrays,
+                              self._group2ctx, self)
 
     def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
@@ -194,17 +198,12 @@ class PlannedExecutor(Executor):
         self._is_fresh = True
 
     def _renew(self) -> None:
-        """Forget the last forward pass.
-
-        MXNet's loops and branches keep what each forward pass computed, of inference, too, until a backward pass runs,
-        which reads the first: a step behind an evaluation trains by the values of its first batch.
-        """
-        made = _upstream_bind(self.plan.runs, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
-                              self.aux_arrays, self._group2ctx, self)
+        """Forget the last forward pass."""
+        # MXNet's loops and branches keep what each forward pass computed, of inference, too, until a backward pass
+        # runs, which reads the first: a step behind an evaluation trains by the values of its first batch.
+        made = PlannedExecutor.of(self._bound(self.plan.runs, self), self._symbol, self.binding, self.plan)
         self.handle, made.handle = made.handle, self.handle
         self._output_dict = None
-        if self.plan.runs_in_turn:
-            serialize_execution(self)
         if self._callback is not None:
             self.set_monitor_callback(self._callback, self._monitor_all)
 

@@ -279,7 +279,7 @@ class Plan:
         if not node.replaced:
             return f"{told}amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32"
         name = "channels_last" if node.op in channels_last.NATIVE else "native_operators"
-        return (f"{told}it ran in C++ of this package ({node.op}): amp.init(disable_passes=['{name}']) keeps MXNet's")
+        return f"{told}it ran in C++ of this package ({node.op}): amp.init(disable_passes=['{name}']) keeps MXNet's"
 
 
 class Planner:

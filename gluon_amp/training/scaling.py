@@ -153,8 +153,8 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
                              "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
         scale, before = scales.pop(), loss_scale.passes
         yield scaled(loss, scale)
-        after = loss_scale.passes  # how many of scaled losses, and how many others
-        if scale != 1.0 and after[0] == before[0] and after[1] > before[1]:
+        of_scaled, others = (now - then for now, then in zip(loss_scale.passes, before))
+        if scale != 1.0 and others > 0 and not of_scaled:
             warn("inside scale_loss a loss was differentiated that is not scaled: its gradients will be divided by the "
                  f"scale {scale:g} all the same, so that weights hardly change. Call backward() on what scale_loss "
                  "gives: with amp.scale_loss(loss, trainer) as scaled_loss: scaled_loss.backward()")
