@@ -21,7 +21,7 @@ def _prepare_mxnet() -> None:
     package = importlib.util.find_spec("gluon_amp")
     if package is None or not package.origin:
         raise UsageError("gluon_amp is not installed: python -m pip install -e .")
-    spec = importlib.util.spec_from_file_location("_stock_start", Path(package.origin).with_name("_start.py"))
+    spec = importlib.util.spec_from_file_location("_stock_start", Path(package.origin).parent / "machine/start.py")
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     module.prepare()

@@ -8,13 +8,14 @@ Three added lines train in mixed precision::
     with amp.scale_loss(loss, trainer) as scaled_loss:       # in the training loop
         mx.autograd.backward(scaled_loss)
 """
-from ._start import prepare as _prepare
+from .machine.start import prepare as _prepare
 
 _prepare()
 
-from . import _machine, aliases
+from .base import aliases
+from .machine import host as _host
 
-_machine.prepare()  # before MXNet is imported
+_host.prepare()  # before MXNet is imported
 
 from ._mxnet import numpy_2 as _numpy_2
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
@@ -47,6 +48,7 @@ from .debug.report import report
 from .debug.search import search_exclusions
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .export import OnnxExport, export_onnx
+from .parallel.sync_batchnorm import convert_sync_batchnorm
 from .passes import list_passes
 from .rules import Policy
 from .session.autocast import (
@@ -60,7 +62,6 @@ from .session.autocast import (
     register_op,
 )
 from .session.init import active_dtype, deinit, exclude, init, is_active
-from .sync_batchnorm import convert_sync_batchnorm
 from .training import loss_scaler as loss_scaler  # a module of mxnet.contrib.amp, too
 from .training.checkpoint import load_state_dict, load_states, save_states, state_dict
 from .training.estimator import AmpCheckpointHandler, AmpHandler
@@ -68,7 +69,7 @@ from .training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScale
 from .training.scaling import clip_global_norm, get_loss_scaler, init_trainer, master_params, scale_loss, unscale
 
 _numpy_2.mend()
-_machine.settle(_run_onednn_operator)
+_host.settle(_run_onednn_operator)
 
 __version__ = "0.1.0"
 

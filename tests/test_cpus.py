@@ -8,7 +8,7 @@ import time
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import _machine
+from gluon_amp.machine import host
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def container(tmp_path, monkeypatch):
     ({"cpu_max": "50000 100000\n"}, 1),
     ({"cpu_max": "6400000 100000\n"}, 8)])
 def test_affinity_and_quota(files, cpus, container):
-    assert _machine.allowed_cpus(container(**files)) == cpus
+    assert host.allowed_cpus(container(**files)) == cpus
 
 
 def test_quota_of_older_systems(container):
@@ -41,9 +41,9 @@ def test_quota_of_older_systems(container):
     (root / "sys/fs/cgroup/cpu").mkdir(parents=True)
     (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("300000\n")
     (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").write_text("100000\n")
-    assert _machine.allowed_cpus(root) == 3
+    assert host.allowed_cpus(root) == 3
     (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("-1\n")
-    assert _machine.allowed_cpus(root) == 8
+    assert host.allowed_cpus(root) == 8
 
 
 @pytest.mark.parametrize(("given", "threads"), [({}, 32), ({"OMP_NUM_THREADS": "4"}, 4),
@@ -51,25 +51,25 @@ def test_quota_of_older_systems(container):
                                                 ({"OMP_NUM_THREADS": "many"}, 32)])
 def test_threads(given, threads, container):
     container()
-    assert _machine.threads(given) == threads
+    assert host.threads(given) == threads
 
 
 def test_what_is_said(container):
     root = container(cpu_max="200000 100000")
-    assert _machine.threads_misfit({}, root) == (
+    assert host.threads_misfit({}, root) == (
         "MXNet runs 32 threads, and this process may use 2 CPUs: they wait for one another. "
         "Set OMP_NUM_THREADS=2 before Python starts")
-    assert _machine.threads_misfit({"OMP_NUM_THREADS": "2"}, root) == ""
+    assert host.threads_misfit({"OMP_NUM_THREADS": "2"}, root) == ""
 
 
 def test_fewer_threads_than_cpus_are_said_where_the_user_has_not_chosen(container, monkeypatch):
     root = container(cpu_max="max 100000")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert _machine.threads_to_spare({}, root) == (
+    assert host.threads_to_spare({}, root) == (
         "MXNet runs 4 threads, and this process may use 8 CPUs. Where each of them is a core of its own, "
         "OMP_NUM_THREADS=8 before Python starts makes FP32 and AMP faster")
-    assert _machine.threads_to_spare({"OMP_NUM_THREADS": "1"}, root) == ""
-    assert _machine.threads_to_spare({}, container(cpu_max="400000 100000")) == ""
+    assert host.threads_to_spare({"OMP_NUM_THREADS": "1"}, root) == ""
+    assert host.threads_to_spare({}, container(cpu_max="400000 100000")) == ""
 
 
 @pytest.mark.parametrize(("given", "running", "set_to"), [
@@ -82,22 +82,22 @@ def test_what_the_user_has_not_set_is_set_for_containers_and_busy_machines(given
                                                                            monkeypatch):
     root, environ = container(running, cpu_max="200000 100000"), dict(given)
     monkeypatch.delitem(sys.modules, "mxnet")
-    _machine.share_cpus(environ, root)
+    host.share_cpus(environ, root)
     assert environ == set_to
 
 
 def test_threads_that_fit_stay_as_they_are_and_nothing_is_set_behind_mxnet(container, monkeypatch):
     root, environ = container(65, cpu_max="max 100000"), {}
-    _machine.share_cpus(environ, root)
+    host.share_cpus(environ, root)
     assert environ == {}
     monkeypatch.delitem(sys.modules, "mxnet")
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    _machine.share_cpus(environ, container(16))
+    host.share_cpus(environ, container(16))
     assert environ == {}
 
 
 def test_systems_that_do_not_say_what_runs_count_as_quiet(tmp_path):
-    assert _machine.others_running(tmp_path) == 0
+    assert host.others_running(tmp_path) == 0
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def busy():
     """Keep the machine's processors busy with two processes."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     deadline = time.monotonic() + 30
-    while _machine.others_running() < 2 and time.monotonic() < deadline:
+    while host.others_running() < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     yield
     for process in processes:
@@ -118,7 +118,7 @@ _ON_LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="oth
 
 @_ON_LINUX
 def test_busy_processes_are_seen(busy):
-    assert _machine.others_running() >= 2
+    assert host.others_running() >= 2
 
 
 @_ON_LINUX
@@ -132,14 +132,14 @@ def test_openmp_is_told(busy):
 
 
 def test_init_says_it(monkeypatch, caplog):
-    monkeypatch.setattr(_machine, "threads_misfit", lambda: "too many threads")
+    monkeypatch.setattr(host, "threads_misfit", lambda: "too many threads")
     with caplog.at_level(logging.WARNING, "gluon_amp"):
         amp.init("float32")
     assert "too many threads" in caplog.text
 
 
 def test_init_says_once_that_there_are_cpus_to_spare(monkeypatch, caplog):
-    monkeypatch.setattr(_machine, "threads_to_spare", lambda: "cpus to spare")
+    monkeypatch.setattr(host, "threads_to_spare", lambda: "cpus to spare")
     with caplog.at_level(logging.INFO, "gluon_amp"):
         for _ in range(2):
             amp.init("float32")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gluon_amp import _machine
+from gluon_amp.machine import host
 
 pytestmark = pytest.mark.machine
 AMX_CPU = "flags : avx512f avx512_bf16 amx_bf16 amx_tile"
@@ -15,30 +15,30 @@ AMX_CPU = "flags : avx512f avx512_bf16 amx_bf16 amx_tile"
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch):
-    monkeypatch.setattr(_machine, "_outcome", [])
-    monkeypatch.setattr(_machine, "_settings", [])
+    monkeypatch.setattr(host, "_outcome", [])
+    monkeypatch.setattr(host, "_settings", [])
 
 
 def test_a_cpu_with_amx_gets_it_until_onednn_has_read_the_setting():
     environ, seen = {}, []
-    assert _machine.request_amx(AMX_CPU, environ, lambda: True)
-    _machine.settle(lambda: seen.append(dict(environ)))
-    assert (seen, environ, _machine.amx_granted()) == ([{"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}], {}, True)
+    assert host.request_amx(AMX_CPU, environ, lambda: True)
+    host.settle(lambda: seen.append(dict(environ)))
+    assert (seen, environ, host.amx_granted()) == ([{"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}], {}, True)
 
 
 def test_the_setting_goes_even_when_the_operator_fails():
     environ = {}
-    _machine.request_amx(AMX_CPU, environ, lambda: True)
+    host.request_amx(AMX_CPU, environ, lambda: True)
     with pytest.raises(ZeroDivisionError):
-        _machine.settle(lambda: 1 / 0)
+        host.settle(lambda: 1 / 0)
     assert environ == {}
 
 
 @pytest.mark.parametrize("limit", ["AVX512_CORE_AMX", "avx512_core_amx", "ALL"])
 def test_a_user_who_asks_onednn_for_amx_gets_the_tiles_and_keeps_the_setting(limit):
     environ = {"DNNL_MAX_CPU_ISA": limit}
-    assert _machine.request_amx(AMX_CPU, environ, lambda: True)
-    _machine.settle(lambda: None)
+    assert host.request_amx(AMX_CPU, environ, lambda: True)
+    host.settle(lambda: None)
     assert environ == {"DNNL_MAX_CPU_ISA": limit}
 
 

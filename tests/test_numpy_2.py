@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gluon_amp._mxnet import numpy_2
-from gluon_amp._start import is_numpy_2
+from gluon_amp.machine.start import is_numpy_2
 
 
 @pytest.fixture(autouse=True)

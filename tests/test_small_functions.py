@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from gluon_amp import errors
-from gluon_amp.files import replacing
+from gluon_amp.base.files import replacing
 
 
 def test_files(tmp_path):

@@ -1,4 +1,4 @@
-"""gluon_amp._start: what is refused and how, NumPy's aliases, the CUDA libraries."""
+"""gluon_amp.machine.start: what is refused and how, NumPy's aliases, the CUDA libraries."""
 
 import ast
 import importlib.util
@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import gluon_amp
-from gluon_amp import _start
+from gluon_amp.machine import start
 
-START = Path(_start.__file__)
+START = Path(start.__file__)
 REPOSITORY = Path(gluon_amp.__file__).parents[1]
 PREPARE = f"""
 import importlib.util
-spec = importlib.util.spec_from_file_location("_start", {str(START)!r})
+spec = importlib.util.spec_from_file_location("start", {str(START)!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.prepare()
@@ -61,12 +61,12 @@ def site(tmp_path):
 class TestPython:
     @pytest.mark.parametrize("minor", range(8, 14))
     def test_supported(self, minor):
-        _start.check_python((3, minor, 1))
+        start.check_python((3, minor, 1))
 
     @pytest.mark.parametrize("version", [(3, 7, 16), (3, 14, 0), (4, 0, 0), (2, 7, 18)])
     def test_others_are_refused_with_the_way_out(self, version):
         with pytest.raises(ImportError) as caught:
-            _start.check_python(version)
+            start.check_python(version)
         message = str(caught.value)
         assert "found Python {}.{}.{}.".format(*version) in message
         assert "3.8 to 3.13" in message
@@ -89,7 +89,7 @@ class TestPython:
 class TestNumPyVersion:
     @pytest.mark.parametrize("version", ["1.17.0", "1.23.5", "1.26.4", "2.0.0rc1", "2.5.5"])
     def test_supported(self, version):
-        _start.check_numpy(version, (3, 11, 7))
+        start.check_numpy(version, (3, 11, 7))
 
     @pytest.mark.parametrize(
         ("version", "python", "found", "wanted"),
@@ -102,43 +102,43 @@ class TestNumPyVersion:
     )
     def test_others_are_refused_with_the_command(self, version, python, found, wanted):
         with pytest.raises(ImportError) as caught:
-            _start.check_numpy(version, python)
+            start.check_numpy(version, python)
         assert found in str(caught.value)
         assert f"python -m pip install {wanted}" in str(caught.value)
 
     def test_missing_numpy(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "numpy", None)
-        assert _start.numpy_version() is None
+        assert start.numpy_version() is None
 
 
 class TestMXNetVersion:
     def test_module_in_memory_counts(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(__version__="2.0.0"))
-        assert _start.mxnet_version() == "2.0.0"
+        assert start.mxnet_version() == "2.0.0"
         monkeypatch.setitem(sys.modules, "mxnet", object())
-        assert _start.mxnet_version() == "of unknown version"
+        assert start.mxnet_version() == "of unknown version"
 
     def test_what_import_would_find(self, tmp_path, monkeypatch):
         add_distribution(tmp_path, "mxnet", "1.9.1", code="raise RuntimeError('imported')")
         monkeypatch.delitem(sys.modules, "mxnet", raising=False)
         monkeypatch.setattr(sys, "path", [str(tmp_path)])
         importlib.invalidate_caches()
-        assert _start.mxnet_version() == "1.9.1"
+        assert start.mxnet_version() == "1.9.1"
         (tmp_path / "mxnet" / "libinfo.py").unlink()
-        assert _start.mxnet_version() == "of unknown version"
+        assert start.mxnet_version() == "of unknown version"
         (tmp_path / "mxnet" / "__init__.py").unlink()
         importlib.invalidate_caches()
-        assert _start.mxnet_version() is None  # an empty folder of that name
+        assert start.mxnet_version() is None  # an empty folder of that name
 
     @pytest.mark.parametrize("version", ["1.9.0", "1.9.1", "1.9.1.post0"])
     def test_supported(self, version):
-        _start.check_mxnet(version)
+        start.check_mxnet(version)
 
     def test_missing(self):
         with pytest.raises(ImportError) as caught:
-            _start.check_mxnet(None)
+            start.check_mxnet(None)
         assert "found no MXNet" in str(caught.value)
-        assert f"\nRun: {_start.INSTALL_MXNET}\n" in str(caught.value)
+        assert f"\nRun: {start.INSTALL_MXNET}\n" in str(caught.value)
         assert "mxnet-cu112==1.9.1" in str(caught.value)
 
     @pytest.mark.parametrize("version", ["2.0.0b1", "1.19.1", "1.8.0.post0", "of unknown version"])
@@ -148,18 +148,18 @@ class TestMXNetVersion:
             add_distribution(tmp_path, name, version)
         monkeypatch.setattr(sys, "path", [str(tmp_path)])
         with pytest.raises(ImportError) as caught:
-            _start.check_mxnet(version)
+            start.check_mxnet(version)
         message = str(caught.value)
         assert f"found MXNet {version}." in message
         names = " ".join(sorted(installed)) or "mxnet"
-        assert f"python -m pip uninstall -y {names} && {_start.INSTALL_MXNET}" in message
+        assert f"python -m pip uninstall -y {names} && {start.INSTALL_MXNET}" in message
 
 
 def test_missing_distutils(monkeypatch):
-    _start.check_distutils()
+    start.check_distutils()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="python -m pip install setuptools"):
-        _start.check_distutils()
+        start.check_distutils()
 
 
 def fake_numpy(version="1.26.4"):
@@ -173,15 +173,15 @@ class TestNumPyAliases:
     def test_absent_ones_are_set(self):
         numpy = fake_numpy()
         absent = ["bool", "object", "int", "float", "complex", "str"]
-        assert _start.add_numpy_aliases(numpy) == absent
+        assert start.add_numpy_aliases(numpy) == absent
         assert (numpy.bool, numpy.object, numpy.int) == (bool, object, int)
         assert (numpy.float, numpy.complex, numpy.str) == (float, complex, str)
-        assert _start.add_numpy_aliases(numpy) == []
+        assert start.add_numpy_aliases(numpy) == []
 
     def test_present_ones_are_kept(self):
         numpy = fake_numpy()
         numpy.bool = numpy.int = "NumPy's own"
-        assert "bool" not in _start.add_numpy_aliases(numpy)
+        assert "bool" not in start.add_numpy_aliases(numpy)
         assert numpy.bool == numpy.int == "NumPy's own"
 
     def test_deprecated_ones_are_set_without_a_warning(self):
@@ -190,14 +190,14 @@ class TestNumPyAliases:
         numpy.__getattr__ = lambda name: warnings.warn(name, DeprecationWarning, stacklevel=2)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert len(_start.add_numpy_aliases(numpy)) == 6
+            assert len(start.add_numpy_aliases(numpy)) == 6
             assert numpy.bool is bool
 
     def test_names_that_numpy_2_dropped(self):
         numpy = fake_numpy("2.5.5")
         vars(numpy).update({name: np.__dict__[name] for name in ("inf", "nan", "all", "any", "prod", "round", "isin",
                                                                  "sort")}, trapezoid="NumPy's own", rate="NumPy's own")
-        names = _start.add_numpy_aliases(numpy)
+        names = start.add_numpy_aliases(numpy)
         assert {"Inf", "NINF", "alltrue", "trapz", "in1d", "compat", "mirr"} <= set(names)
         assert "rate" not in names
         assert numpy.rate == numpy.trapz == "NumPy's own"
@@ -211,21 +211,21 @@ class TestNumPyAliases:
     def test_the_installed_numpy(self):
         import numpy
 
-        _start.prepare()
+        start.prepare()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert numpy.bool in (bool, numpy.bool_)  # NumPy 2 has a type of that name again
             assert numpy.zeros(1, dtype=numpy.float).dtype == numpy.float64
 
 
-PARTS = [name.replace("*", "8") for name in _start.CUDA_LIBRARIES if name not in _start.CUDA_PACKAGES]
+PARTS = [name.replace("*", "8") for name in start.CUDA_LIBRARIES if name not in start.CUDA_PACKAGES]
 
 
 class TestCudaLibraries:
     @pytest.fixture
     def roots(self, tmp_path):
         """Return roots: all libraries are spread over the last."""
-        for number, name in enumerate((*_start.CUDA_PACKAGES, *PARTS)):
+        for number, name in enumerate((*start.CUDA_PACKAGES, *PARTS)):
             folder = tmp_path / "second" / "nvidia" / f"part{99 - number}" / "lib"
             folder.mkdir(parents=True)
             (folder / name).touch()
@@ -234,11 +234,11 @@ class TestCudaLibraries:
 
     def test_loaded_after_what_they_need(self, roots):
         paths = []
-        loaded = _start.load_cuda(roots, paths.append)
+        loaded = start.load_cuda(roots, paths.append)
         assert paths[0] == "libcuda.so.1"
         assert [str(path) for path in loaded] == paths[1:]
         names = [path.name for path in loaded]
-        assert sorted(names) == sorted((*_start.CUDA_PACKAGES, *PARTS))
+        assert sorted(names) == sorted((*start.CUDA_PACKAGES, *PARTS))
         order = {name: names.index(name) for name in names}
         assert order["libnvrtc-builtins.so.11.8"] < order["libnvrtc.so.11.2"]
         assert order["libcublasLt.so.11"] < order["libcublas.so.11"] < order["libcusolver.so.11"]
@@ -246,31 +246,31 @@ class TestCudaLibraries:
 
     def test_every_package_is_in_the_extra(self):
         extra = (REPOSITORY / "pyproject.toml").read_text().split("cu112 = [")[1].split("]")[0]
-        assert [name for name in _start.CUDA_PACKAGES.values() if f'"{name}"' not in extra] == []
+        assert [name for name in start.CUDA_PACKAGES.values() if f'"{name}"' not in extra] == []
 
     def test_broken_one_is_reported_and_the_rest_loaded(self, roots, caplog):
         def load(path):
             if "cufft" in path:
                 raise OSError("file too short")
 
-        loaded = _start.load_cuda(roots, load)
-        assert len(loaded) == len(_start.CUDA_PACKAGES) + len(PARTS) - 1
+        loaded = start.load_cuda(roots, load)
+        assert len(loaded) == len(start.CUDA_PACKAGES) + len(PARTS) - 1
         assert "libcufft.so.10" in caplog.text
         assert "file too short" in caplog.text
 
     def test_the_system_serves_what_no_package_provides(self, tmp_path):
         asked = []
-        assert _start.load_cuda([str(tmp_path)], asked.append) == []
-        assert asked == ["libcuda.so.1", *(name for name in _start.CUDA_LIBRARIES if name in _start.CUDA_PACKAGES)]
+        assert start.load_cuda([str(tmp_path)], asked.append) == []
+        assert asked == ["libcuda.so.1", *(name for name in start.CUDA_LIBRARIES if name in start.CUDA_PACKAGES)]
 
     def test_what_is_nowhere_is_named_with_its_package(self, tmp_path):
         with pytest.raises(ImportError, match=r"needs libnvToolsExt\.so\.1, which neither") as caught:
-            _start.load_cuda([str(tmp_path)], lambda name: self.refuse(name) if "nvTools" in name else None)
+            start.load_cuda([str(tmp_path)], lambda name: self.refuse(name) if "nvTools" in name else None)
         assert 'python -m pip install "nvidia-nvtx-cu11>=11.7,<12"' in str(caught.value)
 
     def test_no_driver(self):
         with pytest.raises(ImportError, match=r"NVIDIA's driver, libcuda\.so\.1") as caught:
-            _start.load_cuda([], self.refuse)
+            start.load_cuda([], self.refuse)
         for way_out in ("install NVIDIA's driver", "--gpus all", "pip uninstall -y mxnet",
                         "pip install mxnet==1.9.1"):
             assert way_out in str(caught.value)
@@ -280,9 +280,9 @@ class TestCudaLibraries:
 
     def test_the_loader_makes_symbols_global(self, monkeypatch, roots):
         calls = []
-        monkeypatch.setattr(_start.ctypes, "CDLL", lambda path, mode: calls.append((Path(path).name, mode)))
-        _start.load_cuda(roots)
-        assert ("libcufft.so.10", _start.ctypes.RTLD_GLOBAL) in calls
+        monkeypatch.setattr(start.ctypes, "CDLL", lambda path, mode: calls.append((Path(path).name, mode)))
+        start.load_cuda(roots)
+        assert ("libcufft.so.10", start.ctypes.RTLD_GLOBAL) in calls
 
     @pytest.mark.parametrize("needs_cuda", [False, True])
     def test_only_for_cuda_builds(self, needs_cuda, monkeypatch, tmp_path):
@@ -290,8 +290,8 @@ class TestCudaLibraries:
         (tmp_path / f"mxnet{'_cu112' * needs_cuda}-1.9.1.dist-info").mkdir()
         monkeypatch.delitem(sys.modules, "mxnet", raising=False)
         monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-        monkeypatch.setattr(_start, "load_cuda", loaded.append)
-        _start.prepare()
+        monkeypatch.setattr(start, "load_cuda", loaded.append)
+        start.prepare()
         assert loaded == ([sys.path] if needs_cuda else [])
 
 

@@ -59,9 +59,9 @@ from gluon_amp._mxnet.arrays import cast_arrays
 from gluon_amp._mxnet.engine import Program, serialize_execution
 from gluon_amp._mxnet.invoke import original_invoke
 from gluon_amp._mxnet.symbols import to_graph
-from gluon_amp.dtypes import FORMATS
 from gluon_amp.eager.applier import make_recorded_invoke
 from gluon_amp.graph import has_control_flow
+from gluon_amp.machine.dtypes import FORMATS
 from gluon_amp.rules.decision import FP32, Cause
 from gluon_amp.state.devices import support
 

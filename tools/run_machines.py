@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from apart import ROOT  # isort: skip  finds the package
-from gluon_amp.dtypes import cpu_isa
+from gluon_amp.machine.dtypes import cpu_isa
 
 LIMITS, VARIABLE = ("AVX2", "AVX512_CORE"), "DNNL_MAX_CPU_ISA"
 

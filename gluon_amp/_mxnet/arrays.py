@@ -14,7 +14,7 @@ from mxnet.base import _LIB, SymbolHandle, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from .invoke import invoke, original_invoke, run_operator
 from .symbols import dtype_name
 

@@ -17,8 +17,8 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.executor import Executor
 from mxnet.ndarray import NDArray
 
-from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import has_control_flow
+from ..machine.dtypes import BFLOAT16, FLOAT32
 from .arrays import cast_arrays
 from .invoke import Callback, UpstreamCachedOp, array_at, zeros_for
 from .symbols import dtype_name, to_graph

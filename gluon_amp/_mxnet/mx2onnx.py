@@ -15,7 +15,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from ..context import Replaced
+from ..base.context import Replaced
 from ..errors import GraphError, some_of
 from ..graph import Graph, Node
 from ..graph.attrs import integers, is_set

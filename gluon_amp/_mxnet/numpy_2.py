@@ -1,6 +1,6 @@
 """Functions of MXNet 1.9.1 that give other results, or fail, with NumPy 2.
 
-Nobody mends it there: apache/mxnet #21165 and #21224 ask for it. Names that are gone are in :mod:`gluon_amp._start`.
+Nobody mends it there: apache/mxnet #21165 and #21224 ask for it. Names that are gone: :mod:`gluon_amp.machine.start`.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import _ctypes, metric, recordio
 
-from .._start import is_numpy_2
+from ..machine.start import is_numpy_2
 
 
 def mend() -> None:

@@ -13,11 +13,11 @@ import numpy as np
 from mxnet.base import _LIB, SymbolHandle, check_call
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
-from ..context import ContextStack
-from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
+from ..base.context import ContextStack
 from ..errors import GraphError
 from ..graph import Entry, Graph, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS, region, region_mark
+from ..machine.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 from .invoke import handle_of
 
 Shape = Optional[Tuple[int, ...]]

@@ -12,15 +12,16 @@ from typing import Callable
 import mxnet as mx
 import numpy as np
 
-from .. import _machine, native
+from .. import native
 from .._mxnet import gpus
-from ..dtypes import cpu_isa
+from ..base.files import replacing
 from ..errors import AmpError, expected
-from ..files import replacing
-from ..selftest import WRONG, check
-from ..selftest.rates import keep, measure
+from ..machine import host
+from ..machine.dtypes import cpu_isa
 from ..state.devices import device_supports, verdict
 from .files import filled
+from .rates import keep, measure
+from .selftest import WRONG, check
 
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
@@ -56,28 +57,28 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         with replacing(args.json) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
             json.dump({**machine, "device": str(device), "wrong": wrong, "findings": findings,
-                       "libraries": _machine.loaded_libraries()}, file, indent=2)
+                       "libraries": host.loaded_libraries()}, file, indent=2)
     return 1 if wrong else 0
 
 
 def environment() -> dict[str, str]:
     """Describe the machine and MXNet's build in words."""
-    flags, threads = _machine.cpu_flags(), os.environ.get("OMP_NUM_THREADS")
-    obstacle = _machine.memory_obstacle(os.environ)
-    fit = _machine.threads_misfit() or _machine.threads_to_spare()
+    flags, threads = host.cpu_flags(), os.environ.get("OMP_NUM_THREADS")
+    obstacle = host.memory_obstacle(os.environ)
+    fit = host.threads_misfit() or host.threads_to_spare()
     return {
         "verdict": f"amp.init() runs {verdict(device_supports())}.",
         "versions": f"gluon_amp {metadata.version('gluon_amp')}, MXNet {mx.__version__}, NumPy {np.__version__}, "
                     f"Python {platform.python_version()}",
-        "CPU": f"{_machine.cpu_name()}, {os.cpu_count()} logical processors, {_machine.allowed_cpus()} for this "
+        "CPU": f"{host.cpu_name()}, {os.cpu_count()} logical processors, {host.allowed_cpus()} for this "
                "process",
         "its instructions": ", ".join(name for name in _INSTRUCTION_SETS if name in flags) or "none that matter here",
-        "oneDNN uses": cpu_isa() + (f", limited by {_machine.MAX_ISA}" if os.environ.get(_machine.MAX_ISA) else ""),
-        "AMX tiles": _machine.amx_outcome() or ("not asked for" if "amx_tile" in flags else "none"),
+        "oneDNN uses": cpu_isa() + (f", limited by {host.MAX_ISA}" if os.environ.get(host.MAX_ISA) else ""),
+        "AMX tiles": host.amx_outcome() or ("not asked for" if "amx_tile" in flags else "none"),
         "threads": (f"OMP_NUM_THREADS={threads}" if threads else "OMP_NUM_THREADS is not set: MXNet takes half of the "
                     "logical processors") + f". {fit}".rstrip(". "),
         "freed memory": f"goes back to the system: {obstacle}" if obstacle else "stays for the next step's arrays",
-        "GPUs": ", ".join(filter(None, map(_machine.device_name, range(gpus.count())))) or gpus.problem() or "none",
+        "GPUs": ", ".join(filter(None, map(host.device_name, range(gpus.count())))) or gpus.problem() or "none",
         **{f"C++ operators, {library.name}": library.missing or "loaded" for library in native.load()},
     }
 

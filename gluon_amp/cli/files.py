@@ -27,10 +27,10 @@ from ..convert import (
     save_model,
 )
 from ..debug.report import report as report_of
-from ..dtypes import FLOAT16, FLOAT32, INT8
 from ..errors import AmpError, GraphError
 from ..export import export_onnx
 from ..export.onnx_file import MAX_ERRORS
+from ..machine.dtypes import FLOAT16, FLOAT32, INT8
 from ..passes import list_passes
 from ..session.autocast import autocast
 from ..session.init import deinit, init

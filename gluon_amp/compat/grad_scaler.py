@@ -7,9 +7,9 @@ from weakref import WeakSet
 
 from mxnet import gluon
 
-from .. import checks
 from .._mxnet import trainers
-from ..aliases import answers
+from ..base import checks
+from ..base.aliases import answers
 from ..eager.running_stats import running_stats
 from ..errors import StateError, expected
 from ..session import hooks

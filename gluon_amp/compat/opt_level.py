@@ -7,12 +7,13 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 from mxnet import gluon
 from mxnet.gluon import Block
 
-from .. import checks, parallel, passes
+from .. import parallel, passes
 from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
-from ..aliases import answers
-from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION, normalize
+from ..base import checks
+from ..base.aliases import answers
 from ..errors import PolicyError, StateError, closest, expected, warn
+from ..machine.dtypes import FLOAT16, FLOAT32, LOW_PRECISION, normalize
 from ..rules import FP32, WIDEST, Policy, Rule
 from ..rules.tables import WHOLE_NETWORK, table
 from ..session import hooks

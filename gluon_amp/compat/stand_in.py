@@ -13,10 +13,10 @@ import mxnet as mx
 from mxnet import gluon
 
 from .._mxnet.arrays import map_arrays
-from ..context import Replaced
+from ..base.context import Replaced
 from ..convert import flat
-from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16, normalize
 from ..errors import warn
+from ..machine.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16, normalize
 from ..rules.decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
 from ..rules.tables import table
 from ..rules.tables.groups import LOSS_OUTPUTS

@@ -16,11 +16,11 @@ from .. import passes
 from .._mxnet.arrays import NDArrayWeights, cast_arrays, values_of
 from .._mxnet.engine import Program, interleaved
 from .._mxnet.symbols import first_line, from_graph, to_graph, with_lasting_casts
-from ..dtypes import FLOAT32, INT8
+from ..base.metrics import fewest, measured, relative_error
 from ..errors import DTypeError, PolicyError, StateError, some_of, warn
 from ..graph import unique_name
 from ..graph.attrs import NOTE
-from ..metrics import fewest, measured, relative_error
+from ..machine.dtypes import FLOAT32, INT8
 from ..passes import Context, Facts, Int8
 from ..rules import ANY_DEVICE, Device, Policy
 from ..rules.tables.groups import CHOOSE_BY_ORDER

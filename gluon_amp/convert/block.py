@@ -10,13 +10,13 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
-from .. import checks
 from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays, first_array, needs_gradient
 from .._mxnet.symbols import NumpySymbol, to_graph
-from ..dtypes import BFLOAT16, FLOAT32, INT8
+from ..base import checks
 from ..errors import GraphError, StateError, some_of
 from ..graph import Graph, has_control_flow
+from ..machine.dtypes import BFLOAT16, FLOAT32, INT8
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import refuse_trained
 from ..plan.planner import spoilt_gradients

@@ -11,13 +11,13 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 import mxnet as mx
 import numpy as np
 
-from .. import checks
 from .._mxnet import quantizer
 from .._mxnet.arrays import values_of
 from .._mxnet.engine import Program
 from .._mxnet.symbols import first_line, to_graph
+from ..base import checks
+from ..base.files import replacing
 from ..errors import GraphError, PolicyError, StateError, expected
-from ..files import replacing
 from ..state.in_force import under
 from .parameters import flat
 

@@ -10,14 +10,14 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 import mxnet as mx
 
 from .. import passes
-from .._machine import keep_freed_memory
 from .._mxnet import quantizer
 from .._mxnet.arrays import NamesOnly, cast_arrays
 from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
-from ..dtypes import FLOAT16, FLOAT32, FLOAT64, INT8, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
 from ..graph import CAST, MULTICAST, Consumers, Entry, Graph, Node, Role, cast, operator, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
+from ..machine.dtypes import FLOAT16, FLOAT32, FLOAT64, INT8, LOW_PRECISION
+from ..machine.host import keep_freed_memory
 from ..passes import Context, Facts
 from ..passes.float16 import widen
 from ..rules import Cause, Device, Policy

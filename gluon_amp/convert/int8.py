@@ -13,10 +13,10 @@ from .._mxnet import quantizer
 from .._mxnet.arrays import NDArrayWeights, values_of
 from .._mxnet.engine import Program
 from .._mxnet.symbols import analyse, from_graph, to_graph
-from ..dtypes import FLOAT32
+from ..base.metrics import relative_error
 from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identity
 from ..graph.attrs import integer, integers, is_set
-from ..metrics import relative_error
+from ..machine.dtypes import FLOAT32
 from ..passes import Int8, shield, unshield
 from ..passes.inference import FLATTEN, LAYERS
 from ..rules import Policy

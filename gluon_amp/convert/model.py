@@ -6,11 +6,11 @@ from typing import Any, Dict, Mapping, Sequence, Tuple
 import mxnet as mx
 from mxnet.module import BucketingModule
 
-from .. import checks
 from .._mxnet import blocks
 from .._mxnet.arrays import NamesOnly, wait_for_statistics
 from .._mxnet.invoke import zeros_for
 from .._mxnet.symbols import to_graph, typed_variables
+from ..base import checks
 from ..errors import DTypeError, GraphError, StateError
 from .assignment import Network, converted_network
 from .block import ConvertedBlock, built

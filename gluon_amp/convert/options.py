@@ -7,10 +7,15 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .. import checks, passes
+from .. import passes
 from .._mxnet.blocks import descendants
-from ..aliases import NO_TUNING
-from ..dtypes import (
+from ..base import checks
+from ..base.aliases import NO_TUNING
+from ..base.metrics import allowed
+from ..errors import DTypeError, PolicyError, closest, expected
+from ..graph import Graph
+from ..graph.attrs import REGION_OFF, region
+from ..machine.dtypes import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
@@ -22,10 +27,6 @@ from ..dtypes import (
     normalize,
     spelling,
 )
-from ..errors import DTypeError, PolicyError, closest, expected
-from ..graph import Graph
-from ..graph.attrs import REGION_OFF, region
-from ..metrics import allowed
 from ..rules import ConditionalOp, Device, Policy
 from ..state.blocks import can_be_target, is_named, is_target
 from ..state.devices import device_supports, of_device, warn_once

@@ -8,8 +8,8 @@ from typing import Any, Collection, Iterable, Mapping, Sequence
 import mxnet as mx
 
 from .._mxnet.symbols import first_line, load_symbol, to_graph
+from ..base.files import replacing
 from ..errors import GraphError, closest, expected
-from ..files import replacing
 
 Arrays = Mapping[str, mx.nd.NDArray]
 

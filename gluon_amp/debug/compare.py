@@ -10,13 +10,13 @@ import numpy as np
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from .. import checks
 from .._mxnet.invoke import original_invoke
-from ..dtypes import FLOAT32, normalize
+from ..base import checks
+from ..base.metrics import relative_error
 from ..eager.applier import run_lowered
 from ..errors import DTypeError, PolicyError, expected
 from ..graph.attrs import parameters
-from ..metrics import relative_error
+from ..machine.dtypes import FLOAT32, normalize
 from ..rules import Policy
 from ..rules.decision import may_lower
 from ..state.devices import choose, device_supports, verdict, warn_if_slow

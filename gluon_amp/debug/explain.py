@@ -7,9 +7,9 @@ from typing import Any, Iterator, Sequence
 
 from mxnet.gluon import Block
 
-from .. import checks
-from ..dtypes import FLOAT32, LOW_PRECISION
+from ..base import checks
 from ..errors import GraphError, StateError, closest
+from ..machine.dtypes import FLOAT32, LOW_PRECISION
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
 from ..state.in_force import in_force
 from .recording import planned

@@ -14,13 +14,13 @@ from mxnet import autograd, gluon
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from .. import checks
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays, map_arrays
 from .._mxnet.symbols import dtype_name
-from ..dtypes import FLOAT32, FORMATS, LOW_PRECISION
+from ..base import checks
 from ..eager.applier import returns_fp32
 from ..errors import StateError
+from ..machine.dtypes import FLOAT32, FORMATS, LOW_PRECISION
 from ..rules.tables.groups import IGNORE_GRADIENT
 from ..session.autocast import custom_fwd
 from ..state.in_force import in_force, under

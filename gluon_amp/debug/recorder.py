@@ -11,7 +11,7 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
 from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators, run_operator
-from ..context import Replaced
+from ..base.context import Replaced
 from ..graph import CAST, Role
 from ..plan.cached_op import RewritingCachedOp
 from ..rules import Decision

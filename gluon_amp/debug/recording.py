@@ -14,17 +14,17 @@ from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .. import checks
 from .._mxnet.arrays import map_arrays, wait_for_statistics
 from .._mxnet.blocks import without_a_trace
 from .._mxnet.engine import Program, Stopwatch
 from .._mxnet.invoke import original_invoke, run_operator
 from .._mxnet.symbols import NumpySymbol, dtype_name, from_graph
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..base import checks
 from ..eager.loss_scale import loss_scale
 from ..errors import StateError, expected
 from ..graph import CAST, VARIABLE, Entry, Graph, Node, Role
 from ..graph.attrs import parameters
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..passes.gradients import is_scale
 from ..plan.cached_op import RewritingCachedOp, prepared_operations
 from ..rules import Decision, Policy

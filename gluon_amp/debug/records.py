@@ -10,9 +10,9 @@ from mxnet.gluon import Block, SymbolBlock
 from mxnet.ndarray import NDArray
 
 from .._mxnet.blocks import Owners, block_tree
-from ..dtypes import FLOAT32, INT8, LOW_PRECISION
 from ..graph import CAST, VARIABLE, Entry, Graph, Node, Role
 from ..graph.attrs import INT8_CASTS, NOTE, is_in_int8, is_set
+from ..machine.dtypes import FLOAT32, INT8, LOW_PRECISION
 from ..rules import KEEP, Cause, Decision, Policy, precision
 from ..rules.tables import as_table, bfloat16, groups
 

@@ -14,11 +14,11 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from rich.filesize import decimal
 
-from .. import checks
 from .._mxnet.engine import Stopwatch
-from ..dtypes import FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
+from ..base import checks
 from ..errors import expected
 from ..graph import WISHES
+from ..machine.dtypes import FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
 from ..state.in_force import in_force
 from .recording import Recording, arguments_of, make_ready, record, unchanged
 from .records import OpRecord

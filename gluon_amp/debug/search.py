@@ -12,8 +12,8 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 
+from ..base.metrics import allowed, fewest, measured, relative_error
 from ..errors import PolicyError, StateError
-from ..metrics import allowed, fewest, measured, relative_error
 from ..rules import Device, Policy
 from ..session import hooks
 from ..state.in_force import under

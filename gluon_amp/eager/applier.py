@@ -19,9 +19,9 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import flag_of, map_arrays
 from .._mxnet.invoke import Invocation, Invoke, handle_of, run_operator
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import PolicyError
 from ..graph.attrs import LOW_FLAGS, TYPE_FLAGS
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..rules import KEEP, LOWER, Decision, precision
 from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
 from ..rules.tables.groups import FILLED_LIKE

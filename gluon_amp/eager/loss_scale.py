@@ -24,9 +24,9 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from .._mxnet import trainers
 from .._mxnet.invoke import Invocation, Invoke, handle_of, invoke, original_invoke, run_operator
 from .._mxnet.symbols import dtype_name
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import StateError, some_of, warn
 from ..graph import CAST
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..rules.tables.groups import ADDS_GRADIENT, CUSTOM, WITH_OWN_GRADIENT
 from .custom_operators import inputs_with_own_gradient
 

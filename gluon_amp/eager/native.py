@@ -11,7 +11,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from .. import native
 from .._mxnet.invoke import Invoke, handle_of
 from .._mxnet.symbols import dtype_name
-from ..dtypes import AVX2_VALUES, FLOAT32, cpu_support
+from ..machine.dtypes import AVX2_VALUES, FLOAT32, cpu_support
 from ..passes.activations import SQUARES, is_square
 from ..rules.shapes import is_slow_sum, lacks_softmax
 from ..rules.tables.groups import SOFTMAX, SUMS

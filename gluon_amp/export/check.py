@@ -14,9 +14,9 @@ import numpy as np
 from .._mxnet.engine import Program
 from .._mxnet.mx2onnx import Exported
 from .._mxnet.symbols import from_graph
+from ..base.metrics import relative_error
 from ..errors import GraphError
 from ..graph import VARIABLE, Entry, Graph, Node
-from ..metrics import relative_error
 from ..rules.tables.groups import CHOOSE_BY_ORDER
 from .precision import package, tensor_types
 

@@ -8,15 +8,16 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 from mxnet.gluon import HybridBlock
 
-from .. import checks, passes
+from .. import passes
 from .._mxnet import mx2onnx
 from .._mxnet.arrays import NDArrayWeights, cast_arrays
 from .._mxnet.symbols import dtype_name, first_line, from_graph, infer_shapes, to_graph
+from ..base import checks
+from ..base.files import replacing
 from ..convert import ConversionOptions, analyse_network, conversion_of, flat, traced_network, uniquely_named
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
 from ..errors import DTypeError, GraphError
-from ..files import replacing
 from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
 from ..passes import Context
 from ..rules import Policy
 from . import check, precision

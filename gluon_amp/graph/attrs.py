@@ -5,7 +5,7 @@ import re
 from typing import Mapping
 from uuid import uuid4
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 Attrs = Mapping[str, str]
 

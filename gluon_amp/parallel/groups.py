@@ -17,8 +17,8 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, expected
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..state.in_force import in_force
 
 _FIRST_KEY = 1 << 20  # leaves the small numbers, which MXNet's own trainers use, alone

@@ -10,12 +10,12 @@ from mxnet import autograd, gluon, nd
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-from .. import checks
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..base import checks
 from ..errors import StateError, closest
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..state.in_force import in_force
 from .groups import Group, GroupStore, horovod_group, store_group, total_of
 

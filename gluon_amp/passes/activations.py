@@ -29,9 +29,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any, Iterator, Mapping, NamedTuple
 
-from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import WISHES, Consumers, Entry, Graph, Node, operator
 from ..graph.attrs import symbol_attributes
+from ..machine.dtypes import BFLOAT16, FLOAT32
 from ..rules import NEUTRAL, Cause, Rule
 from ..rules.tables import SLOW_IN_TRAINING
 from ..rules.tables.groups import BATCH_NORMS, RELU

@@ -39,9 +39,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Consumers, Entry, Graph, Node, operator, redirect
 from ..graph.attrs import SHAPE, integer, integers, is_channels_last, region_of
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..rules.shapes import can_fold_stride, is_pointwise
 from ..rules.tables.groups import BATCH_NORMS
 from .context import Context

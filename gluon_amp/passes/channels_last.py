@@ -24,9 +24,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable, Sequence
 
-from ..costs import Kernel
-from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Consumers, Entry, Graph, Node, operator, redirect
+from ..machine.costs import Kernel
+from ..machine.dtypes import BFLOAT16, FLOAT32
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
 from .kernels import AXES, BATCH_NORM, IN_CPP, LIMITS, NATIVE, candidates, choose, gives_map, is_within, maps_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from ..dtypes import FLOAT32
 from ..graph import Entry, Graph
+from ..machine.dtypes import FLOAT32
 from ..rules import ANY_DEVICE, Decision, Device, Policy
 
 

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Callable, Iterable, Iterator, Sequence
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION
 from ..errors import GraphError, PolicyError, closest, expected
 from ..graph import Graph, Role, cast_nodes
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION
 from .activations import hard_swish, native_activations
 from .alignment import align_channels, dilate_pointwise, fold_padding, fold_stride, shape_operands
 from .channels_last import channels_last, trains_in_cpp

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Collection, Mapping
 
-from ..dtypes import FLOAT16, FLOAT32
 from ..graph import CAST, Entry, Graph, Role, cast, operator, redirect
 from ..graph.attrs import DTYPE, TYPE_FLAGS
+from ..machine.dtypes import FLOAT16, FLOAT32
 from .context import Context
 from .gradient_fixes import fix_behind_casts
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
-from ..dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..graph import BODIES, WISHES, Entry, Graph, Node, Role, operator, set_subgraphs, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
+from ..machine.dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..rules import KEEP, Decision
 from .context import Concern, Context
 from .gradients import LOOP, inputs_of_bodies

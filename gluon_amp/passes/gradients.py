@@ -32,7 +32,6 @@ from math import prod
 from operator import eq, ge, gt, le, lt, ne
 from typing import Callable, Iterator, Sequence
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..graph import (
     BODIES,
     CAST,
@@ -47,6 +46,7 @@ from ..graph import (
     subgraphs_of,
 )
 from ..graph.attrs import DTYPE, REGION_OFF, SHAPE, TYPE_FLAGS, integers, region_mark, region_of
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..rules.shapes import BLOCK
 from ..rules.tables.groups import ADDS_GRADIENT
 from .context import Concern, Context

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Callable, Collection, Mapping
 
-from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from ..graph import BODIES, CAST, Entry, Graph, Node, has_control_flow, identity, redirect, set_subgraphs, subgraphs_of
 from ..graph.attrs import integer, integers
+from ..machine.dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from .context import Context
 from .native_operators import NATIVE
 

@@ -35,9 +35,9 @@ from typing import Any, Iterator, Sequence
 
 import numpy as np
 
-from ..dtypes import AVX2_VALUES, FLOAT32, FLOAT64, LOW_PRECISION
 from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identity, operator, redirect
 from ..graph.attrs import DTYPE, INFERENCE, MADE, TYPE_FLAGS, integer, integers, is_channels_last, is_set, region
+from ..machine.dtypes import AVX2_VALUES, FLOAT32, FLOAT64, LOW_PRECISION
 from ..rules.shapes import has_avx2_kernel, has_avx512_kernel
 from ..rules.tables.groups import RELU
 from .context import Context

@@ -9,10 +9,10 @@ from __future__ import annotations
 from math import inf, prod
 from typing import Container, Mapping, NamedTuple, Sequence
 
-from ..costs import KERNELS, Kernel, Layer, Rates
-from ..dtypes import FLOAT32
 from ..graph import WISHES, Consumers, Entry, Graph, Node
 from ..graph.attrs import integer, integers, is_channels_last, is_set
+from ..machine.costs import KERNELS, Kernel, Layer, Rates
+from ..machine.dtypes import FLOAT32
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
 from ..rules.shapes import pools_to_means
 from .activations import HARD_SWISH, SWISH

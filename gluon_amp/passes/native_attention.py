@@ -16,9 +16,9 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Seque
 
 import numpy as np
 
-from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import WISHES, Consumers, Entry, Graph, Node, Role
 from ..graph.attrs import integer, integers, is_set, symbol_attributes
+from ..machine.dtypes import BFLOAT16, FLOAT32
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
 from .precisions import Made, decide, give_low, in_type, is_widened

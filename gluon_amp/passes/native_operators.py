@@ -20,9 +20,9 @@ from dataclasses import replace
 from math import inf, prod
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import WISHES, Consumers, Entry, Graph, Node, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set
+from ..machine.dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..rules import FP32, NEUTRAL, Cause, Decision, Rule
 from ..rules.shapes import BLOCK, has_avx2_kernel, is_slow_sum, lacks_softmax, pools_out_of_order, pools_to_means
 from ..rules.tables.groups import SOFTMAX, SUMS

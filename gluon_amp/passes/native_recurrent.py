@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Consumers, Entry, Graph, Node, operator
 from ..graph.attrs import integer, is_set
+from ..machine.dtypes import BFLOAT16, FLOAT32
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
 from .precisions import decide, give_low, in_type, plan_outputs

@@ -13,9 +13,9 @@ import operator as arithmetic
 from dataclasses import replace
 from typing import Callable, Collection, Mapping, MutableMapping, Sequence
 
-from ..dtypes import BFLOAT16, FLOAT32, FORMATS
 from ..graph import CAST, Consumers, Entry, Graph, Node, cast, redirect
 from ..graph.attrs import REGION_ON, integer, integers, is_set, region
+from ..machine.dtypes import BFLOAT16, FLOAT32, FORMATS
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Cause, Decision, precision
 from ..rules.decision import (
     BEHIND_LOOP,

@@ -26,12 +26,12 @@ from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.engine import as_callback, check_waiting, serialize_execution
 from .._mxnet.invoke import Callback, UpstreamCachedOp
 from .._mxnet.symbols import dtype_name, from_graph, keep_marks, to_graph
-from ..dtypes import FLOAT32, LOW_PRECISION
 from ..eager.gradient_fixes import TWICE_DIFFERENTIABLE
 from ..eager.loss_scale import loss_scale
 from ..eager.running_stats import alike, running_stats
 from ..graph import Graph, Node, Role, cast_nodes, has_control_flow
 from ..graph.attrs import is_set
+from ..machine.dtypes import FLOAT32, LOW_PRECISION
 from ..passes import Concern, Facts
 from ..passes.gradients import is_scale
 from ..state.in_force import frame, in_force

@@ -16,15 +16,15 @@ from mxnet.executor import Executor
 from mxnet.gluon import Parameter
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .. import _machine
 from .._mxnet.engine import as_callback, check_waiting, serialize_execution
 from .._mxnet.invoke import Callback
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of, to_graph
 from .._mxnet.trainers import trainer_of, trains_anything
-from ..dtypes import BFLOAT16
 from ..errors import StateError, warn
 from ..graph import cast_nodes
 from ..graph.attrs import STORAGE
+from ..machine import host
+from ..machine.dtypes import BFLOAT16
 from ..passes import Facts
 from ..state.in_force import in_force
 from ..state.state import State
@@ -294,7 +294,7 @@ def make_forward(original: Callable) -> Callable:
     def forward(executor: Executor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(executor, PlannedExecutor):
             _warn_of_older(executor)
-        _machine.note_step("forward")
+        host.note_step("forward")
         return original(executor, *args, **kwargs)
     return forward
 

@@ -13,12 +13,12 @@ from mxnet.ndarray import NDArray
 
 from .. import native, passes
 from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..eager.custom_operators import inputs_with_own_gradient
 from ..eager.loss_scale import loss_scale
 from ..errors import StateError
 from ..graph import BODIES, Entry, Graph, Node, Role, has_control_flow, subgraphs_of
 from ..graph.attrs import CONVERSION, INFERENCE, MADE, region
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..passes import Concern, Facts, Shaped, channels_last
 from ..passes.float16 import widen
 from ..passes.gradient_fixes import CONCERNED, DEPEND_ON_MODE, concerns_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Mapping, Sequence
 
-from ..dtypes import FORMATS
 from ..graph import Cause, Decision
+from ..machine.dtypes import FORMATS
 
 LOWER = "LOWER"  # all floating-point inputs are cast to the target type
 FP32 = "FP32"  # all low-precision inputs are cast to FP32

@@ -9,11 +9,11 @@ from functools import partial
 from itertools import combinations
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
-from ..checks import true_or_false, whole
-from ..costs import Rates, rates_of
-from ..dtypes import BFLOAT16, FLOAT32, Support, isa_of_blocks, normalize
+from ..base.checks import true_or_false, whole
+from ..base.files import replacing
 from ..errors import PolicyError, closest, expected
-from ..files import replacing
+from ..machine.costs import Rates, rates_of
+from ..machine.dtypes import BFLOAT16, FLOAT32, Support, isa_of_blocks, normalize
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule, constants_of, may_lower, within_range
 from .shapes import BLOCK, SHAPE_RULES, ShapeRule, can_fold_stride
 from .tables import table

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Callable, Iterator, Mapping, Sequence
 
-from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT16
 from ..graph.attrs import integer, integers, is_channels_last, is_set
+from ..machine.dtypes import AVX2_VALUES, BFLOAT16, FLOAT16
 from .decision import FP32, Cause, Decision
 
 Attrs = Mapping[str, str]

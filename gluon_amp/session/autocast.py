@@ -9,11 +9,11 @@ from typing import Any, Callable, ContextManager
 from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import cast_arrays
-from ..aliases import answers
-from ..context import ContextStack
-from ..dtypes import FLOAT32, normalize
+from ..base.aliases import answers
+from ..base.context import ContextStack
 from ..errors import DTypeError, PolicyError, StateError, expected
 from ..graph.attrs import REGION_ON
+from ..machine.dtypes import FLOAT32, normalize
 from ..rules import RULES
 from ..state.devices import choose, device_supports, warn_if_slow
 from ..state.in_force import frame, in_force, region

@@ -8,11 +8,11 @@ from typing import Any, Callable
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from .. import _machine
 from .._mxnet.blocks import cached_op_of, call_with_hooks, grad_reqs_of, has_hooks, renew_cached_op
 from .._mxnet.symbols import outermost_trace
 from ..eager.applier import is_low, release
 from ..eager.gradient_fixes import are_recorded
+from ..machine import host
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import refuse_trained
 from ..state.blocks import block_settings
@@ -94,7 +94,7 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     if not frame.blocks:
         frame.data_gradients = are_recorded(args)
         if not autograd.is_recording():
-            _machine.note_step("call")
+            host.note_step("call")
     if not hybrid or type(block).forward is not HybridBlock.forward:
         frame.casts = None  # Python code that cannot be traced may write weights and run backward passes
     elif casts is None:

@@ -18,14 +18,12 @@ from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
 
-from .. import _machine
 from .._mxnet import trainers
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Callback, Invoke
 from .._mxnet.optimizer_states import STATES_BEGIN
 from .._mxnet.symbols import make_symbol_creator, make_written
-from ..context import Replaced
-from ..dtypes import BFLOAT16
+from ..base.context import Replaced
 from ..eager.applier import is_low, make_invoke, release
 from ..eager.custom_operators import References
 from ..eager.gradient_fixes import NOT_TWICE
@@ -33,6 +31,8 @@ from ..eager.loss_scale import loss_scale
 from ..eager.native import make_native_invoke
 from ..eager.running_stats import running_stats
 from ..errors import StateError
+from ..machine import host
+from ..machine.dtypes import BFLOAT16
 from ..plan import executors
 from ..plan.cached_op import RewritingCachedOp
 from ..state.blocks import block_settings
@@ -57,7 +57,7 @@ def install() -> None:
     with _lock:
         if in_force.hooked:
             return
-        _machine.take_little_memory()
+        host.take_little_memory()
         _replace(_REPLACEMENTS if _replaced else (*_OF_CONVERTED, *_REPLACEMENTS))
         in_force.hooked = True
         block_settings.children += 1  # nobody counted until now
@@ -146,7 +146,7 @@ def _make_backward(original: Callable, writes: bool = True) -> Callable:
     @functools.wraps(original)
     def backward(heads: Any, *args: Any, **kwargs: Any) -> Any:
         if writes:
-            _machine.note_step("backward")
+            host.note_step("backward")
         running_stats.begin_backward()
         try:
             with loss_scale.of(heads, counts=writes):

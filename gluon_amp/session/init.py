@@ -8,9 +8,9 @@ from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import passes
-from ..aliases import NO_TUNING, answers
-from ..dtypes import normalize
+from ..base.aliases import NO_TUNING, answers
 from ..errors import PolicyError, StateError, expected, shown
+from ..machine.dtypes import normalize
 from ..rules import ConditionalOp, Policy
 from ..state.blocks import block_settings, can_be_target
 from ..state.devices import announce, choose, device_supports, prepare_gpus, restore_gpus

@@ -8,12 +8,13 @@ from typing import Mapping
 
 import mxnet as mx
 
-from .. import _machine, native
+from .. import native
 from .._mxnet import gpus
 from .._mxnet.engine import time_in_both
-from ..costs import Rates, rates_of
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, IMITATED_FLOAT16, Support, cpu_isa, cpu_support, cuda_support
 from ..errors import DTypeError, warn
+from ..machine import host
+from ..machine.costs import Rates, rates_of
+from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, IMITATED_FLOAT16, Support, cpu_isa, cpu_support, cuda_support
 from ..rules import FP32, Policy
 from ..rules.tables import groups
 
@@ -24,8 +25,8 @@ _LEAST_GAIN, _AMX_GAIN = 1.3, 2.5  # gains seen lie at 1.7 to 2.0, or at 0.5 to 
 # Layers that networks spend their time in: channels, and the side of their maps.
 _PROBED, _PROBED_BATCH, _PROBES = ((64, 56), (128, 28), (256, 14)), 4, 5
 _AMX_REMEDIES: Mapping[str | None, str] = {
-    _machine.GRANTED_LATE: "Import gluon_amp before anything that runs MXNet operators",
-    _machine.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine the host must do so "
+    host.GRANTED_LATE: "Import gluon_amp before anything that runs MXNet operators",
+    host.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine the host must do so "
                       "too",
 }
 _ONEDNN = "MXNET_MKLDNN_ENABLED"
@@ -51,7 +52,7 @@ _ONEDNN_FAULT = lacks_onednn(os.environ)  # MXNet reads the variable once, too
 def support(device_type: str, device_id: int = 0) -> Support:
     """Say which type a kind of device runs in."""
     if device_type == "gpu":
-        return cuda_support(_machine.compute_capability(device_id))
+        return cuda_support(host.compute_capability(device_id))
     if _ONEDNN_FAULT:
         return Support(FLOAT32, True, _ONEDNN_FAULT)
     own = cpu_support()
@@ -66,7 +67,7 @@ def support(device_type: str, device_id: int = 0) -> Support:
 def chosen_by(rates: Rates, own: Support) -> Support:
     """Choose the type of a CPU that has BF16 instructions and no AMX, by what they gain."""
     # Flags do not tell: CPUs of Intel's that hide their AMX are slower by them.
-    whence = "" if rates.cpu == _machine.cpu_kind() else "as on the nearest CPU that was measured, "
+    whence = "" if rates.cpu == host.cpu_kind() else "as on the nearest CPU that was measured, "
     gain = f"bfloat16: {rates.gain:.1f} times as fast as FP32, {whence}{rates.cpu}"
     if rates.gain >= _LEAST_GAIN:
         return own._replace(reason=f"{own.reason}; {gain}")
@@ -80,7 +81,7 @@ def _kept_in_fp32(reason: str) -> Support:
 @lru_cache(maxsize=1)
 def cpu_rates() -> Rates:
     """Return what kernels cost on this CPU, or on the one that is most like it."""
-    return rates_of(_machine.cpu_kind(), cpu_isa())
+    return rates_of(host.cpu_kind(), cpu_isa())
 
 
 def device_supports() -> dict[str, Support]:
@@ -89,7 +90,7 @@ def device_supports() -> dict[str, Support]:
     # measurements of the one do not hold for the other.
     supports, names = {"cpu": support("cpu")}, {}
     for number in range(gpus.count()):
-        own, names[number] = support("gpu", number), _machine.device_name(number)
+        own, names[number] = support("gpu", number), host.device_name(number)
         if number == 0:
             supports["gpu"] = own
         elif (own, names[number]) != (supports["gpu"], names[0]):
@@ -104,10 +105,10 @@ def of_device(device: mx.Context, by_device: Mapping[str, Support]) -> Support |
 
 def lost_amx() -> str | None:
     """Return why oneDNN does not use the CPU's AMX tiles; None where it does, or where that costs no speed."""
-    outcome = _machine.amx_outcome()
-    if outcome == _machine.REFUSED:
+    outcome = host.amx_outcome()
+    if outcome == host.REFUSED:
         return "this CPU has AMX tiles, which the operating system does not let this process use"
-    if outcome == _machine.GRANTED_LATE and _measured_gain() <= _AMX_GAIN:
+    if outcome == host.GRANTED_LATE and _measured_gain() <= _AMX_GAIN:
         return "this CPU's AMX tiles are off, because MXNet ran an operator before gluon_amp was imported"
     return None
 
@@ -115,7 +116,7 @@ def lost_amx() -> str | None:
 @lru_cache(maxsize=1)
 def _measured_gain() -> float:
     """Return how many times as fast convolutions of a network's sizes train in bfloat16, once a process in 0.3 s."""
-    _machine.take_little_memory()  # MXNet reads these settings with its first operator
+    host.take_little_memory()  # MXNet reads these settings with its first operator
 
     def least_times() -> tuple[float, float]:  # on a busy machine medians are off by more than the types differ by
         times = [time_in_both((_PROBED_BATCH, channels, side, side), _PROBES) for channels, side in _PROBED]
@@ -177,18 +178,18 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
                       "bfloat16 was asked for. amp.init() without a type runs each device in its best one")
         if requested is None and own.dtype == FLOAT32 and name == "cpu" and lost_amx():
             warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
-                      f"{_AMX_REMEDIES[_machine.amx_outcome()]}")
+                      f"{_AMX_REMEDIES[host.amx_outcome()]}")
     _logger.info("AMP runs %s", verdict(chosen))
     _logger.debug("AMP switched on: %s", rewrites)
     if "cpu" in chosen:
-        if cpu_rates().cpu != _machine.cpu_kind():
+        if cpu_rates().cpu != host.cpu_kind():
             _logger.info("AMP: kernels are chosen by the rates of another CPU, %s; `gluon-amp check --measure` "
                          "measures this one in two minutes", cpu_rates())
         native.say_what_is_missing()
-        misfit = _machine.threads_misfit()
+        misfit = host.threads_misfit()
         if misfit:
             _logger.warning("AMP: %s", misfit)
-        spare = _machine.threads_to_spare()
+        spare = host.threads_to_spare()
         if spare and spare not in _said:
             _said.add(spare)
             _logger.info("AMP: %s", spare)
@@ -214,11 +215,11 @@ def prepare_gpus(policies: Mapping[str, Policy]) -> None:
     on_gpus = [policy for device, policy in policies.items() if device.startswith("gpu")]
     if not on_gpus:
         return
-    problem = _machine.fusion_problem(_machine.driver_version(), _machine.nvrtc_version())
-    if problem and os.environ.get(_machine.NO_FUSION) != "0":
-        _put(_machine.NO_FUSION, "0")
-        warn_once(f"{_machine.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, "
-                  f"in FP32 as well. Update NVIDIA's driver, or set {_machine.NO_FUSION}=0 yourself for networks "
+    problem = host.fusion_problem(host.driver_version(), host.nvrtc_version())
+    if problem and os.environ.get(host.NO_FUSION) != "0":
+        _put(host.NO_FUSION, "0")
+        warn_once(f"{host.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, "
+                  f"in FP32 as well. Update NVIDIA's driver, or set {host.NO_FUSION}=0 yourself for networks "
                   "without AMP")
     # A user's list, or a level, may let an operator that adds up run in float16.
     if SAFE_ACCUMULATION not in os.environ and any(policy.target_dtype == FLOAT16 and any(

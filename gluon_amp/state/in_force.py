@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet.invoke import Invoke, original_invoke
 from .._mxnet.symbols import marks
-from ..context import ContextStack
+from ..base.context import ContextStack
 from ..graph.attrs import REGION_OFF, REGION_ON
 from ..rules import ANY_DEVICE, Device, Policy
 from .state import EagerPolicy, State, remember

@@ -11,8 +11,8 @@ from .. import native, passes
 from .._mxnet import gpus
 from .._mxnet.arrays import first_array
 from .._mxnet.invoke import Invocation, handle_of, parameters_of, registered_operators
-from ..dtypes import BFLOAT16, FLOAT32, Support
 from ..graph.attrs import TYPE_FLAGS
+from ..machine.dtypes import BFLOAT16, FLOAT32, Support
 from ..rules import ANY_DEVICE, KEEP, Decision, Device, Policy, make_policy
 from ..rules.decision import SWITCHED_OFF
 from .devices import cpu_rates

@@ -9,11 +9,11 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 
 from mxnet import gluon
 
-from .. import checks
 from .._mxnet import optimizer_states, trainers
 from .._mxnet.optimizer_states import STATES_BEGIN, known_classes, unpickle
+from ..base import checks
+from ..base.files import replacing
 from ..errors import StateError, expected
-from ..files import replacing
 from .loss_scaler import LossScaler, ScalerState
 from .trainer_scaler import TrainerScaler, attached_scalers
 

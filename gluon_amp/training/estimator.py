@@ -9,9 +9,9 @@ from mxnet import autograd
 from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler, TrainBegin, TrainEnd
 from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 
-from .. import checks
 from .._mxnet.trainers import CheckpointEvents, data_and_labels
-from ..files import replacing
+from ..base import checks
+from ..base.files import replacing
 from ..session.autocast import autocast
 from .checkpoint import fitting, load_scalers, scalers_of
 from .loss_scaler import LossScaler

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
-from .. import checks
+from ..base import checks
 from ..errors import expected
 
 LEAST_SCALE, MOST_SCALE = 2.0 ** -126, 2.0 ** 127  # losses are multiplied in FP32

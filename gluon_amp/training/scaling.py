@@ -8,12 +8,12 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from .. import checks
 from .._mxnet import trainers
-from ..aliases import answers
-from ..dtypes import FLOAT16
+from ..base import checks
+from ..base.aliases import answers
 from ..eager.loss_scale import loss_scale
 from ..errors import StateError, expected, warn
+from ..machine.dtypes import FLOAT16
 from ..session.init import active_dtype, is_active
 from ..state.blocks import block_settings
 from ..state.in_force import in_force

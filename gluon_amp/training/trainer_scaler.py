@@ -12,8 +12,9 @@ from weakref import WeakValueDictionary
 
 from mxnet import gluon
 
-from .. import checks, native
+from .. import native
 from .._mxnet import trainers, updaters
+from ..base import checks
 from ..eager.running_stats import running_stats
 from ..errors import StateError, expected, some_of, warn
 from ..parallel import Reduction, distribute

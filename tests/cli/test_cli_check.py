@@ -7,11 +7,11 @@ import mxnet as mx
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import native, selftest
-from gluon_amp.cli import main
+from gluon_amp import native
+from gluon_amp.cli import main, selftest
 from gluon_amp.cli.check import environment
-from gluon_amp.dtypes import Support
-from gluon_amp.selftest import INFO, OK, WRONG
+from gluon_amp.cli.selftest import INFO, OK, WRONG
+from gluon_amp.machine.dtypes import Support
 from gluon_amp.state.devices import device_supports
 
 pytestmark = pytest.mark.machine

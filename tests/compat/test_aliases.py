@@ -9,7 +9,7 @@ import pytest
 from mxnet.gluon import nn
 
 import gluon_amp as amp
-from gluon_amp import aliases
+from gluon_amp.base import aliases
 
 
 def test_aliases_are_ours():

@@ -15,8 +15,8 @@ from mxnet.gluon import HybridBlock, nn, rnn
 from networks import NETWORKS, differentiate, outputs_of, ready, relative, sequential
 
 import gluon_amp as amp
-from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import DTypeError, GraphError, PolicyError, StateError
+from gluon_amp.machine.dtypes import cpu_support
 
 pytestmark = [pytest.mark.machine, pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
 GPU = {"target_dtype": "float16", "device": mx.gpu(0)}  # graphs for a GPU can be made without one

@@ -18,7 +18,7 @@ from networks import differentiate
 
 import gluon_amp as amp
 from gluon_amp._mxnet import quantizer
-from gluon_amp.dtypes import _ISA_LEVELS, BFLOAT16, cpu_isa
+from gluon_amp.machine.dtypes import _ISA_LEVELS, BFLOAT16, cpu_isa
 
 ONLY = {"dtypes": ["int8"]}  # not where it is faster alone
 LEVELS = [each for each in ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "AVX512_CORE_AMX")

@@ -10,7 +10,7 @@ from networks import NETWORKS, gradients, outputs_of, ready, sequential
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp.metrics import relative_error
+from gluon_amp.base.metrics import relative_error
 
 hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 

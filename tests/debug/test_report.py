@@ -20,7 +20,7 @@ from gluon_amp._mxnet.engine import Stopwatch
 from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.debug import recording
 from gluon_amp.debug.records import MATRIX_OPERATORS
-from gluon_amp.dtypes import LOW_PRECISION
+from gluon_amp.machine.dtypes import LOW_PRECISION
 from gluon_amp.plan.cached_op import RewritingCachedOp
 
 

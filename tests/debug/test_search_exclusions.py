@@ -16,7 +16,7 @@ from mxnet.gluon import HybridBlock, nn
 from networks import NETWORKS, outputs_of, ready
 
 import gluon_amp as amp
-from gluon_amp.metrics import fewest
+from gluon_amp.base.metrics import fewest
 
 
 def diagonal(*factors, width=4, hybridize=True):

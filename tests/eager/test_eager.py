@@ -30,7 +30,7 @@ from networks import (
 
 import gluon_amp as amp
 from gluon_amp._mxnet.invoke import handle_of
-from gluon_amp.dtypes import BFLOAT16_DTYPE
+from gluon_amp.machine.dtypes import BFLOAT16_DTYPE
 from gluon_amp.state.in_force import frame
 
 pytestmark = pytest.mark.machine

@@ -9,8 +9,8 @@ from native_cases import assert_close, normal, requires_core
 from networks import differentiate
 
 import gluon_amp as amp
-from gluon_amp import dtypes
 from gluon_amp.eager import native
+from gluon_amp.machine import dtypes
 
 pytestmark = requires_core
 

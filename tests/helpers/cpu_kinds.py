@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gluon_amp._machine import Cpu
-from gluon_amp.costs import Kernel, preferring, rates_of
-from gluon_amp.dtypes import BFLOAT16, FLOAT16, cpu_isa, cpu_support
+from gluon_amp.machine.costs import Kernel, preferring, rates_of
+from gluon_amp.machine.dtypes import BFLOAT16, FLOAT16, cpu_isa, cpu_support
+from gluon_amp.machine.host import Cpu
 from gluon_amp.state import devices, state
 from gluon_amp.state.devices import support
 

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 import gluon_amp as amp  # before MXNet: it prepares NumPy for it
-from gluon_amp.dtypes import BFLOAT16_DTYPE
+from gluon_amp.machine.dtypes import BFLOAT16_DTYPE
 
 if __name__ == "__main__" and sys.argv[1] == "horovod":
     import horovod.mxnet as hvd

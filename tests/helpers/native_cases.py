@@ -13,7 +13,7 @@ from mxnet.gluon import HybridBlock, nn
 
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
-from gluon_amp.dtypes import BFLOAT16_DTYPE
+from gluon_amp.machine.dtypes import BFLOAT16_DTYPE
 from gluon_amp.plan.cached_op import prepared_operations
 
 ROOT = Path(__file__).parents[2]

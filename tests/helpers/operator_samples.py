@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
-from gluon_amp.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from gluon_amp.machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 LOW = "low"  # the kind of an input that is cast to the type under test; other kinds are types themselves
 _INDICES = ("zeros", "length", "labels", "grid_index", "valid")

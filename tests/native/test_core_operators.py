@@ -18,7 +18,7 @@ from native_cases import BFLOAT16_ROUNDING, CACHED_OP_FLAGS, bfloat16, float32, 
 
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
-from gluon_amp.dtypes import BFLOAT16_DTYPE
+from gluon_amp.machine.dtypes import BFLOAT16_DTYPE
 
 ONEDNN = {"attention", "batch_dot", "convolution", "dense", "rnn"}
 pytestmark = requires_core

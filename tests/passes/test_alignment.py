@@ -9,8 +9,8 @@ from mxnet.gluon import nn
 from networks import differentiate
 
 import gluon_amp as amp
-from gluon_amp.dtypes import cpu_support
 from gluon_amp.graph import Entry
+from gluon_amp.machine.dtypes import cpu_support
 from gluon_amp.rules import ANY_DEVICE, Device, Policy
 from gluon_amp.state import devices
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 import pytest
 from graphs import describe, graph, op, rewrite, variable
 
-from gluon_amp.costs import Kernel, preferring
 from gluon_amp.graph import Entry
+from gluon_amp.machine.costs import Kernel, preferring
 from gluon_amp.passes.channels_last import NATIVE
 from gluon_amp.rules import Device, Policy
 

@@ -9,7 +9,7 @@ from native_cases import kinds
 from networks import outputs_of, relative
 
 import gluon_amp as amp
-from gluon_amp.dtypes import cpu_support
+from gluon_amp.machine.dtypes import cpu_support
 
 LOW = cpu_support().dtype
 ACTIVATIONS = {

@@ -10,10 +10,10 @@ import pytest
 from graphs import graph, op, rewrite, variable
 from test_channels_last import block, blocks, conv, norm, plain
 
-from gluon_amp import costs
-from gluon_amp._machine import Cpu
-from gluon_amp.costs import CALL, CAST, KERNELS, OPERATORS, TRANSPOSE, Kernel, Layer, Measured, Rates, rates_of
 from gluon_amp.graph import Entry, Node
+from gluon_amp.machine import costs
+from gluon_amp.machine.costs import CALL, CAST, KERNELS, OPERATORS, TRANSPOSE, Kernel, Layer, Measured, Rates, rates_of
+from gluon_amp.machine.host import Cpu
 from gluon_amp.passes import kernels
 from gluon_amp.passes.channels_last import NATIVE
 from gluon_amp.rules import LOWER, Cause, Device, Policy, Rule

@@ -21,8 +21,8 @@ import gluon_amp as amp
 from gluon_amp import native, passes
 from gluon_amp._mxnet import blocks
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
-from gluon_amp.costs import Kernel, preferring
-from gluon_amp.dtypes import cpu_support
+from gluon_amp.machine.costs import Kernel, preferring
+from gluon_amp.machine.dtypes import cpu_support
 from gluon_amp.plan.cached_op import prepared_operations
 from gluon_amp.rules import Device, Policy
 

@@ -6,7 +6,7 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 from gluon_amp._mxnet.invoke import parameters_of
-from gluon_amp.dtypes import FORMATS
+from gluon_amp.machine.dtypes import FORMATS
 from gluon_amp.rules import Policy
 from gluon_amp.rules.decision import _PARAMETERS
 

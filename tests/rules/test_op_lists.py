@@ -11,7 +11,7 @@ from operator_samples import is_backward
 from gluon_amp import DTypeError
 from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.compat import stand_in as views
-from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
+from gluon_amp.machine.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, make_policy
 from gluon_amp.rules.tables import groups
 from gluon_amp.rules.tables import table as table_of

@@ -12,8 +12,8 @@ from operator_samples import SAMPLES, is_backward, reason_of
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp._mxnet.symbols import from_graph
-from gluon_amp.dtypes import BFLOAT16, FLOAT16
 from gluon_amp.graph import Entry, Graph, Node
+from gluon_amp.machine.dtypes import BFLOAT16, FLOAT16
 from gluon_amp.rules import KEEP, LOWER, NEUTRAL, WIDEST, Policy
 from gluon_amp.rules.tables import table
 

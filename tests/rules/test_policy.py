@@ -7,9 +7,10 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from gluon_amp import DTypeError, PolicyError, dtypes
+from gluon_amp import DTypeError, PolicyError
 from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.compat.stand_in import list_lp16_ops
+from gluon_amp.machine import dtypes
 from gluon_amp.rules import Policy, make_policy
 
 KNOWN = {name: name for name in ("Convolution", "FullyConnected", "Activation", "transpose", "softmax", "sgd_update")}

@@ -9,9 +9,9 @@ import pytest
 from cpu_kinds import take_for
 
 import gluon_amp as amp
-from gluon_amp import _machine
 from gluon_amp._mxnet import gpus as mxnet_gpus
-from gluon_amp.dtypes import cuda_support
+from gluon_amp.machine import host
+from gluon_amp.machine.dtypes import cuda_support
 from gluon_amp.rules import Policy
 from gluon_amp.state import devices
 from gluon_amp.state.in_force import in_force
@@ -26,11 +26,11 @@ def told(monkeypatch):
     def told(*capabilities, driver=(12, 2), compiler=(11, 8), names=()):
         monkeypatch.setattr(mxnet_gpus, "count", lambda: len(capabilities))
         take_for(monkeypatch, "AVX512_CORE_BF16")
-        monkeypatch.setattr(_machine, "compute_capability", lambda number=0: capabilities[number])
-        monkeypatch.setattr(_machine, "device_name", lambda number=0: names[number] if names else "GPU")
-        monkeypatch.setattr(_machine, "driver_version", lambda: driver)
-        monkeypatch.setattr(_machine, "nvrtc_version", lambda: compiler)
-        for name in (_machine.NO_FUSION, devices.SAFE_ACCUMULATION):
+        monkeypatch.setattr(host, "compute_capability", lambda number=0: capabilities[number])
+        monkeypatch.setattr(host, "device_name", lambda number=0: names[number] if names else "GPU")
+        monkeypatch.setattr(host, "driver_version", lambda: driver)
+        monkeypatch.setattr(host, "nvrtc_version", lambda: compiler)
+        for name in (host.NO_FUSION, devices.SAFE_ACCUMULATION):
             monkeypatch.delenv(name, raising=False)
     yield told
     amp.deinit()
@@ -57,7 +57,7 @@ class TestDriver:
         ((11, 2), (11, 8), False), ((11, 8), (11, 8), True), ((12, 4), (11, 8), True), ((10, 2), (11, 2), False),
         (None, (11, 8), True), ((11, 2), None, True)])
     def test_one_older_than_the_compiler_refuses_what_that_makes(self, driver, compiler, fits):
-        problem = _machine.fusion_problem(driver, compiler)
+        problem = host.fusion_problem(driver, compiler)
         assert (problem is None) == fits
         assert fits or f"CUDA {driver[0]}.{driver[1]}" in problem
 

@@ -9,9 +9,9 @@ import mxnet as mx
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import _machine
-from gluon_amp.costs import rates_of
-from gluon_amp.dtypes import BFLOAT16, FLOAT32, cpu_isa, cpu_support
+from gluon_amp.machine import host
+from gluon_amp.machine.costs import rates_of
+from gluon_amp.machine.dtypes import BFLOAT16, FLOAT32, cpu_isa, cpu_support
 from gluon_amp.state import devices
 
 pytestmark = pytest.mark.machine
@@ -37,9 +37,9 @@ _AMX = f"{_BF16} amx_bf16 amx_tile"
 def test_the_choice_on_each_kind_of_cpu(vendor, family, model, flags, dtype, said, monkeypatch):
     cpuinfo = f"vendor_id : {vendor}\ncpu family : {family}\nmodel : {model}\nflags : {flags}\n\n"
     isa = cpu_isa(cpuinfo, {}, amx="amx" in flags)
-    kind = _machine.cpu_kind(cpuinfo)
-    monkeypatch.setattr(_machine, "cpu_kind", lambda: kind)
-    monkeypatch.setattr(_machine, "_outcome", [_machine.GRANTED] if "amx" in flags else [])
+    kind = host.cpu_kind(cpuinfo)
+    monkeypatch.setattr(host, "cpu_kind", lambda: kind)
+    monkeypatch.setattr(host, "_outcome", [host.GRANTED] if "amx" in flags else [])
     for name in ("cpu_isa", "cpu_support"):
         monkeypatch.setattr(devices, name, lambda name=name: {"cpu_isa": isa, "cpu_support": cpu_support(isa)}[name])
     monkeypatch.setattr(devices, "cpu_rates", devices.cpu_rates.__wrapped__)
@@ -57,7 +57,7 @@ class TestAmx:
     @pytest.fixture(autouse=True)
     def _with_amx(self, monkeypatch):
         for name in ("_outcome", "_settings"):
-            monkeypatch.setattr(_machine, name, [])
+            monkeypatch.setattr(host, name, [])
         monkeypatch.setattr(devices, "_warned", set())
         devices._measured_gain.cache_clear()
         yield
@@ -70,44 +70,44 @@ class TestAmx:
 
         def pretend(fp32, low, isa="AVX512_CORE_AMX"):
             monkeypatch.setattr(devices, "time_in_both", lambda *args, **options: asked.append(args) or (fp32, low))
-            monkeypatch.setattr(_machine, "cpu_kind", lambda: _machine.Cpu("GenuineIntel", 6, 1))
+            monkeypatch.setattr(host, "cpu_kind", lambda: host.Cpu("GenuineIntel", 6, 1))
             monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support(isa))
-            monkeypatch.setattr(devices, "cpu_rates", lambda: rates_of(_machine.cpu_kind(), isa))
+            monkeypatch.setattr(devices, "cpu_rates", lambda: rates_of(host.cpu_kind(), isa))
             return asked
         return pretend
 
     def test_a_request_that_simply_succeeds(self, monkeypatch, timings):
         asked = timings(5.0, 1.0)
         monkeypatch.delitem(sys.modules, "mxnet")
-        assert _machine.request_amx(AMX_CPU, {}, lambda: True)
-        assert _machine.amx_outcome() == _machine.GRANTED
+        assert host.request_amx(AMX_CPU, {}, lambda: True)
+        assert host.amx_outcome() == host.GRANTED
         assert devices.lost_amx() is None
         assert asked == []
         assert devices.support("cpu").amx
 
     def test_a_refusal_is_not_blamed_on_the_order_of_imports(self, timings):
         timings(1.0, 2.0, "AVX512_CORE_BF16")
-        assert not _machine.request_amx(AMX_CPU, {}, lambda: False)
-        assert (_machine.amx_outcome(), _machine.amx_granted()) == (_machine.REFUSED, False)
+        assert not host.request_amx(AMX_CPU, {}, lambda: False)
+        assert (host.amx_outcome(), host.amx_granted()) == (host.REFUSED, False)
         with pytest.warns(UserWarning, match=r"does not let this process use\. Linux allows them from") as caught:
             amp.init()
         assert "Import gluon_amp before" not in str(caught[0].message)
         assert caught[0].filename == __file__
 
     def test_a_cpu_without_amx_has_nothing_to_lose(self):
-        assert not _machine.request_amx("flags : avx512_bf16", {}, lambda: False)
-        assert _machine.amx_outcome() is None
+        assert not host.request_amx("flags : avx512_bf16", {}, lambda: False)
+        assert host.amx_outcome() is None
         assert devices.lost_amx() is None
 
     def test_a_user_who_limits_onednn_has_lost_nothing(self):
-        assert not _machine.request_amx(AMX_CPU, {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, lambda: True)
+        assert not host.request_amx(AMX_CPU, {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, lambda: True)
         assert devices.lost_amx() is None
 
     @pytest.mark.parametrize(("fp32", "low", "runs"), [(5.0, 1.0, True), (1.0, 1.5, False), (1.9, 1.0, False)])
     def test_a_late_request_is_measured_once(self, timings, fp32, low, runs):
         asked = timings(fp32, low)
-        assert _machine.request_amx(AMX_CPU, {}, lambda: True)
-        assert _machine.amx_outcome() == _machine.GRANTED_LATE
+        assert host.request_amx(AMX_CPU, {}, lambda: True)
+        assert host.amx_outcome() == host.GRANTED_LATE
         for _ in range(3):
             assert (devices.lost_amx() is None) == runs
         # a gain is measured again before it is believed
@@ -116,7 +116,7 @@ class TestAmx:
 
     def test_the_choice_follows_and_a_warning_says_what_to_do(self, timings):
         timings(1.0, 1.5)
-        _machine.request_amx(AMX_CPU, {}, lambda: True)
+        host.request_amx(AMX_CPU, {}, lambda: True)
         with pytest.warns(UserWarning, match=r"although bfloat16 could be several times as fast: .*before "
                                              r"gluon_amp was imported\. Import gluon_amp before anything") as caught:
             amp.init()
@@ -127,7 +127,7 @@ class TestAmx:
 
     def test_a_named_bfloat16_runs_without_the_tiles(self, timings):
         timings(1.0, 1.5)
-        _machine.request_amx(AMX_CPU, {}, lambda: True)
+        host.request_amx(AMX_CPU, {}, lambda: True)
         found = devices.support("cpu").requested(BFLOAT16)
         assert (found.dtype, found.native, found.amx) == (BFLOAT16, False, False)
         assert found.reason.endswith("before gluon_amp was imported: bfloat16 is slower than FP32")
@@ -159,10 +159,10 @@ class TestAmx:
                 "for name in ('bool', 'object', 'int', 'float', 'complex', 'str'):\n"
                 "    np.__dict__.setdefault(name, eval(name))\n"
                 "import mxnet as mx\nmx.nd.ones((2, 2)).wait_to_read()\nimport gluon_amp as amp\n"
-                "from gluon_amp import _machine\nfrom gluon_amp.state import devices\namp.init()\n"
-                "print(_machine.amx_outcome(), devices.lost_amx(), amp.active_dtype())")
+                "from gluon_amp.machine import host\nfrom gluon_amp.state import devices\namp.init()\n"
+                "print(host.amx_outcome(), devices.lost_amx(), amp.active_dtype())")
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120,
                               env={name: value for name, value in os.environ.items() if name != "DNNL_MAX_CPU_ISA"})
         assert done.returncode == 0, done.stderr
-        has_amx = _machine.cpu_flags() >= {"amx_bf16", "amx_tile"}
+        has_amx = host.cpu_flags() >= {"amx_bf16", "amx_tile"}
         assert done.stdout.startswith("None None") != has_amx

@@ -14,7 +14,7 @@ import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp.cli import main
 from gluon_amp.cli.check import environment
-from gluon_amp.dtypes import FLOAT16, cpu_support, cuda_support
+from gluon_amp.machine.dtypes import FLOAT16, cpu_support, cuda_support
 from gluon_amp.state import devices
 
 pytestmark = pytest.mark.machine
@@ -70,7 +70,7 @@ def init(*dtype):
     amp.init(*dtype)
     return run(net)
 
-found["gain"] = devices.cpu_rates().gain if amp.dtypes.cpu_support().dtype == "bfloat16" else 0
+found["gain"] = devices.cpu_rates().gain if amp.machine.dtypes.cpu_support().dtype == "bfloat16" else 0
 noted("default", init)
 noted("bfloat16", lambda: init("bfloat16"))
 noted("bfloat16 again", lambda: init("bfloat16"))

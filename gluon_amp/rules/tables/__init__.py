@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Tuple
 
-from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ...machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..decision import KEEP, Rule
 from . import bfloat16, float16, groups
 

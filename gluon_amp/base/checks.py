@@ -5,7 +5,7 @@ import sys
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from .errors import expected
+from ..errors import expected
 
 Item = TypeVar("Item")
 

@@ -8,11 +8,11 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from .. import _machine
 from .._mxnet import gpus
 from .._mxnet.engine import interleaved
 from .._mxnet.symbols import first_line
-from ..dtypes import FORMATS
+from ..machine import host
+from ..machine.dtypes import FORMATS
 from ..session.autocast import autocast
 from ..session.init import deinit, init
 from ..state.devices import support
@@ -40,9 +40,9 @@ class Finding(NamedTuple):
 def check(device: mx.Context) -> Iterator[Finding]:
     """Train a small network in each type that a device runs, and yield what is found as it comes."""
     if device.device_type == "gpu":
-        driver, compiler = _machine.driver_version(), _machine.nvrtc_version()
-        problem = gpus.problem() or _machine.fusion_problem(driver, compiler)
-        found = f"CUDA {_machine.dotted(driver)}, and the run-time compiler (NVRTC) of {_machine.dotted(compiler)}"
+        driver, compiler = host.driver_version(), host.nvrtc_version()
+        problem = gpus.problem() or host.fusion_problem(driver, compiler)
+        found = f"CUDA {host.dotted(driver)}, and the run-time compiler (NVRTC) of {host.dotted(compiler)}"
         yield Finding("driver", WRONG if problem else OK, problem or found)
     runs = support(device.device_type, device.device_id)
     reference = _Training(mx.cpu(), has_amp=False)

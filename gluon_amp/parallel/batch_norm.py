@@ -13,8 +13,8 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ..errors import StateError
-from ..parallel.groups import total_of
 from ..state.in_force import in_force
+from .groups import total_of
 
 OPERATOR = "gluon_amp_sync_batch_norm"
 Allreduce = Callable[..., NDArray]

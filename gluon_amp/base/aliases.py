@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, Iterable, Mapping, TypeVar
 
-from .errors import closest
+from ..errors import closest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -7,8 +7,8 @@ from typing import Any, Callable, Sequence, TypeVar
 
 import numpy as np
 
+from ..errors import PolicyError, expected
 from . import checks
-from .errors import PolicyError, expected
 
 Item = TypeVar("Item")
 Condition = Callable[[Sequence[Item]], bool]

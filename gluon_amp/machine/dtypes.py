@@ -11,8 +11,8 @@ from typing import Mapping, NamedTuple
 
 import numpy as np
 
-from . import _machine
-from .errors import DTypeError, expected
+from ..errors import DTypeError, expected
+from . import host
 
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = "float16", "bfloat16", "float32", "float64"
 LOW_PRECISION = (FLOAT16, BFLOAT16)
@@ -125,7 +125,7 @@ FOREIGN_BFLOAT16 = Support(BFLOAT16, False, "it needs a CPU with AVX512, and is 
 # From the least to the most capable, as in oneDNN's DNNL_MAX_CPU_ISA.
 _ISA_LEVELS = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16",
                "AVX512_CORE_AMX")
-_ISA_FLAGS = ((_machine.AMX, ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16", ("avx512_bf16",)),
+_ISA_FLAGS = ((host.AMX, ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16", ("avx512_bf16",)),
               ("AVX512_CORE_VNNI", ("avx512_vnni",)),
               ("AVX512_CORE", ("avx512f", "avx512bw", "avx512vl", "avx512dq")),
               ("AVX2", ("avx2",)), ("AVX", ("avx",)))
@@ -136,11 +136,11 @@ AVX2_VALUES = 8  # FP32 values in a vector of AVX2, and so channels in a block
 def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None, amx: bool | None = None) -> str:
     """Name the instruction set that oneDNN will use on this CPU."""
     environ = os.environ if environ is None else environ
-    amx = _machine.amx_granted() if amx is None else amx
-    flags = _machine.cpu_flags(cpuinfo)
-    found = next((isa for isa, needed in _ISA_FLAGS if flags.issuperset(needed) and (amx or isa != _machine.AMX)),
+    amx = host.amx_granted() if amx is None else amx
+    flags = host.cpu_flags(cpuinfo)
+    found = next((isa for isa, needed in _ISA_FLAGS if flags.issuperset(needed) and (amx or isa != host.AMX)),
                  "SSE41")
-    limit = environ.get(_machine.MAX_ISA, "").upper()
+    limit = environ.get(host.MAX_ISA, "").upper()
     if limit in _ISA_LEVELS:
         found = min(found, limit, key=_ISA_LEVELS.index)
     return found
@@ -148,7 +148,7 @@ def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None
 
 def isa_of_blocks(channels: int) -> str:
     """Name the instruction set whose kernels want multiples of so many channels."""
-    return {AVX2_VALUES: "AVX2", _AMX_BLOCK: _machine.AMX}.get(channels, "AVX512_CORE_BF16")
+    return {AVX2_VALUES: "AVX2", _AMX_BLOCK: host.AMX}.get(channels, "AVX512_CORE_BF16")
 
 
 def isa_distance(one: str, other: str) -> int:
@@ -161,7 +161,7 @@ def cpu_support(isa: str | None = None) -> Support:
     isa = cpu_isa() if isa is None else isa
     level = _ISA_LEVELS.index(isa)
     if level >= _ISA_LEVELS.index("AVX512_CORE_BF16"):
-        amx = isa == _machine.AMX
+        amx = isa == host.AMX
         return Support(BFLOAT16, True, f"this CPU has BF16 instructions ({isa})",
                        channel_multiple=_AMX_BLOCK if amx else 16, amx=amx)
     runs_bfloat16 = level >= _ISA_LEVELS.index("AVX512_CORE")

@@ -9,12 +9,12 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 
-from .. import _machine
 from .._mxnet.engine import interleaved
-from ..costs import CALL, CAST, KERNELS, TRANSPOSE, Kernel, own_file, preferring
-from ..dtypes import BFLOAT16, FLOAT32, LOW_PRECISION, cpu_isa
+from ..base.files import replacing
 from ..errors import StateError
-from ..files import replacing
+from ..machine import host
+from ..machine.costs import CALL, CAST, KERNELS, TRANSPOSE, Kernel, own_file, preferring
+from ..machine.dtypes import BFLOAT16, FLOAT32, LOW_PRECISION, cpu_isa
 from ..session import hooks
 from ..state.devices import choose, device_supports
 from ..state.in_force import under
@@ -69,7 +69,7 @@ _OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 def measure() -> dict[str, Any]:
     """Return the row of this CPU; raise StateError while other programs run, which would be measured with it."""
-    others = _machine.others_running()
+    others = host.others_running()
     if others:
         raise StateError(f"expected a machine on which nothing else runs, found {others} busy threads: measure again "
                          "when they have ended")
@@ -83,7 +83,7 @@ def measure() -> dict[str, Any]:
         maps = _maps()
     gained = [row for row, layer in zip(layers, _LAYERS) if layer in _GAINED]
     fp32, low = (sum(row[4][number] + row[5][number] for row in gained) for number in (0, 2))  # in MXNet's kernels
-    return {"cpu": list(_machine.cpu_kind()), "isa": cpu_isa(), "threads": _machine.threads(),
+    return {"cpu": list(host.cpu_kind()), "isa": cpu_isa(), "threads": host.threads(),
             "gain": round(fp32 / low, 2), "layers": layers, "maps": maps}
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock
 
-from .. import checks, parallel
+from .. import parallel
 from .._mxnet import batch_norms, gpus
 from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm
 from .._mxnet.blocks import descendants, forget_trace
 from .._mxnet.symbols import dtype_name
+from ..base import checks
 from ..errors import StateError, expected, warn
-from .operator import OPERATOR, Allreduce, Layer
+from .batch_norm import OPERATOR, Allreduce, Layer
 
 __all__ = ["convert_sync_batchnorm"]
 

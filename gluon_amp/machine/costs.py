@@ -14,8 +14,8 @@ from math import log2, prod
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from ._machine import Cpu
 from .dtypes import isa_distance
+from .host import Cpu
 
 _FILE = Path(__file__).with_name("rates.json")
 TRANSPOSE, CAST, CALL = "transpose", "cast", "call"
