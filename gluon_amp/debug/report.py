@@ -10,17 +10,20 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from rich.filesize import decimal
 
-from .._mxnet.engine import Stopwatch
+from .._mxnet.engine import Stopwatch, interleaved
 from ..base import checks
 from ..errors import expected
 from ..graph import WISHES
+from ..machine import host
 from ..machine.dtypes import FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
+from ..state.devices import cpu_rates
 from ..state.in_force import in_force
-from .recording import Recording, arguments_of, make_ready, record, unchanged
+from .recording import Recording, arguments_of, float_arrays, make_ready, record, unchanged
 from .records import OpRecord
 
 if TYPE_CHECKING:
@@ -105,7 +108,8 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
         Run as in training; running statistics and gradients are put back afterwards.
     time : bool
         Take the time of every operator with MXNet's profiler, which nothing else may use meanwhile: the median of three
-        runs. With ``train`` the backward pass is part of it.
+        runs. With ``train`` the backward pass is part of it, and the summary says how long a step takes, and how long
+        it should by the rates of this kind of CPU.
     ranges : bool
         Look at the largest value of every operator, and with ``train`` at the largest gradient: the summary says how
         near they are to the limits of the type, and which loss scale fits.
@@ -145,6 +149,7 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
             made.backward([(array, made.call("ones_like", [array], {})[0]) for array in made.losses or made.outputs])
         return made
 
+    step_milliseconds = 0.0
     with unchanged(net) if train else nullcontext():
         made = run()
         if ranges:
@@ -153,17 +158,29 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
                 if each.key in found:
                     each.largest, each.largest_gradient = found[each.key].largest, found[each.key].largest_gradient
         if time:
+            host.keep_freed_memory()  # as after a step of training: without it operators take twice as long
             with Stopwatch() as stopwatch:
-                _add_times(made, [run(stopwatch=stopwatch) for _ in range(1 + _TIMED_RUNS)][1:])
+                _add_times(made, runs := [run(stopwatch=stopwatch) for _ in range(1 + _TIMED_RUNS)][1:])
+            if runs[0].parameter_gradients:
+                step_milliseconds = interleaved([lambda: _step(net, arguments, loss)], _TIMED_RUNS, warm_up=2)[0]
     device, policies = made.device or mx.cpu(), made.policies if in_force.is_on() else []
     of_net = made.records[:made.count]
     return Report(tuple(each for each in of_net if not each.inserted),
                   tuple(each for each in of_net if each.inserted), train, time, loss is not None,
-                  made.other_milliseconds,
+                  made.other_milliseconds, step_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
                   device.device_type != "gpu" and any(policy.target_dtype == FLOAT16 for policy in policies),
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
                   in_force.device(device).reason if in_force.policy(device) is not None else "", device)
+
+
+def _step(net: Block, arguments: Sequence[Any], loss: Callable[[Any], NDArray] | None) -> None:
+    """Run a training step without its update."""
+    with autograd.record():
+        result = net(*arguments)
+        heads = float_arrays(result if loss is None else loss(result))
+    autograd.backward(heads)
+    mx.nd.waitall()
 
 
 def _add_times(made: Recording, runs: Sequence[Recording]) -> None:
@@ -189,6 +206,7 @@ class Report(Shown):
     timed: bool
     has_loss: bool  # whether gradients are those of a loss, not of the sum of the outputs
     other_milliseconds: float  # time of what belongs to no operator of the network, such as sums of gradients
+    step_milliseconds: float  # time of a training step as the program runs it; 0.0 where none was taken
     target_dtypes: tuple[str, ...]  # the low-precision types in force; empty when AMP was off
     imitated: bool  # whether low precision was imitated
     disabled_passes: tuple[str, ...]  # the graph passes that are switched off
@@ -209,6 +227,11 @@ class Report(Shown):
     def milliseconds(self) -> float:
         """All time taken."""
         return sum(row.milliseconds for row in (*self.operators, *self.inserted)) + self.other_milliseconds
+
+    @property
+    def predicted_milliseconds(self) -> float:
+        """The time of a training step by the rates of the CPU; operators outside of graphs do not count."""
+        return sum(row.predicted_milliseconds for row in (*self.operators, *self.inserted))
 
     @property
     def mismatches(self) -> tuple[OpRecord, ...]:
@@ -292,6 +315,9 @@ def _counts(report: Report) -> str:
         "them faster" if report.reason and not low else
         f"{len(low)} of {len(rows)} operators in {kinds}, {report.arithmetic_share():.0%} of the arithmetic, "
         f"{len(report.casts)} casts ({decimal(sum(row.bytes_converted for row in report.casts))})",
+        report.step_milliseconds and f"A step takes {report.step_milliseconds:.3g} ms" + (
+            f", by the rates of {cpu_rates()} {report.predicted_milliseconds:.3g}"
+            if report.device.device_type != "gpu" and all(row.in_graph for row in report.operators) else ""),
         natively and f"{natively} of the operators ran in C++ of this package", report.is_off and "AMP is off",
         report.imitated and "Low precision is imitated, and its casts are not counted",
         report.disabled_passes and f"Passes that are off: {', '.join(report.disabled_passes)}")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from math import inf, prod
 from typing import Container, Mapping, NamedTuple, Sequence
 
+from ..graph import CAST as CAST_OPERATOR
 from ..graph import WISHES, Consumers, Entry, Graph, Node
 from ..graph.attrs import integer, integers, is_channels_last, is_set
-from ..machine.costs import KERNELS, Kernel, Layer, Rates
+from ..machine.costs import CALL, CAST, KERNELS, TRANSPOSE, Kernel, Layer, Rates
 from ..machine.dtypes import FLOAT32
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
 from ..rules.shapes import pools_to_means
@@ -164,6 +165,24 @@ def _own_costs(node: Node, rates: Rates) -> Sequence[float]:
     if node.op in ("relu", "Activation") and behind.op == "BatchNorm":
         return (0.0,) * len(KERNELS)  # was measured with it
     return rates.map(_RATES.get(node.op, "activation"), values if node.op in AXES else prod(node.inputs[0].shape or ()))
+
+
+def predicted(node: Node, kernel: Kernel, rates: Rates) -> float:
+    """Return about how many milliseconds an operator of a program takes in training, with its gradient."""
+    number, shape = KERNELS.index(kernel), node.shapes[0] or ()
+    values = max(map(prod, (shape, *(entry.shape or () for entry in node.inputs[:1]))))
+    if node.op in ("Convolution", "FullyConnected"):
+        weight = node.inputs[1].shape or (1, 1)
+        layer = _layer(node) if node.op == "Convolution" else Layer((1, 1), 1, weight[1], weight[0],
+                                                                    prod(shape) // weight[0])
+        # Images have no gradient; a weight is moved as often as in a transposition.
+        cost = rates.convolution(layer)[number] * (2 / 3 if node.inputs[0].node.is_variable else 1)
+        return max(cost, rates.maps[TRANSPOSE][0] * prod(weight) / 1e6)
+    if node.op in ("relu", "Activation"):
+        return rates.map("activation", values)[number]
+    if len(shape) > 1 and node.op in ("BatchNorm", *_PRODUCTS, *_ELEMENTWISE):
+        return _own_costs(node, rates)[number]
+    return rates.maps[CAST if node.op == CAST_OPERATOR else TRANSPOSE][0] * values / 1e6 + rates.maps[CALL][0]
 
 
 def _layer(node: Node) -> Layer:

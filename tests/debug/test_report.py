@@ -240,6 +240,20 @@ def test_times_are_those_of_all_operators(low):
         assert found.milliseconds == pytest.approx(sum(row.milliseconds for row in (*found.operators, *found.inserted))
                                                    + found.other_milliseconds)
     assert amp.report(net, data).milliseconds == 0
+    assert (forward.step_milliseconds, both.step_milliseconds > 0) == (0, True)
+
+
+@pytest.mark.parametrize(("hybridized", "grad_req", "parts"), [
+    (True, "write", ["A step takes", "by the rates of"]), (True, "null", []), (False, "write", ["A step takes"])])
+def test_the_time_of_a_step_beside_the_one_by_rates(hybridized, grad_req, parts):
+    """Rates tell of graphs; without parameters to train there is no step."""
+    amp.init("float32")
+    net, data = ready(conv_net(), NETWORKS["conv"][1])
+    net.hybridize(hybridized)
+    net.collect_params().setattr("grad_req", grad_req)
+    found = amp.report(net, data, train=True, time=True)
+    assert [part for part in ("A step takes", "by the rates of") if part in found.summary] == parts
+    assert found.predicted_milliseconds > 0 or not hybridized
 
 
 def test_times_leave_no_file_and_remove_none(monkeypatch):

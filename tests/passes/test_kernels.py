@@ -63,6 +63,22 @@ class TestCheapest:
             assert found <= min(kernels._total(members, [kernel] * 8, measured) for kernel in range(len(KERNELS)))
 
 
+@pytest.mark.parametrize(("node", "milliseconds"), [
+    (conv("image", variable("data", WIDE)), 2.0),  # two of three parts: an image has no gradient
+    (conv("layer", plain(WIDE)), 3.0),
+    (conv("larger", plain((4, *WIDE[1:]))), 6.0),  # twice the images
+    (op("FullyConnected", "dense", plain((72, 16)), variable("weight", (16, 16)), shape=(72, 16)), 3.0),
+    (op("Activation", "act", plain((10, 10 ** 5)), shape=(10, 10 ** 5)), 0.0),
+    (op("Pooling", "pool", plain((1, 1, 10 ** 3, 10 ** 3)), shape=(1, 1, 10, 10)), 1.0),  # of its data, and a call
+], ids=lambda value: getattr(value, "name", ""))
+def test_the_time_of_an_operator(node, milliseconds):
+    """A layer of 16 channels and 72 pixels takes 3 ms; moving a million values takes 0.5, and so does a call."""
+    measured = rates(pointwise=(3.0, 9.0, 9.0, 9.0), by=0.5)
+    assert kernels.predicted(node, KERNELS[0], measured) == pytest.approx(milliseconds)
+    thin = op("FullyConnected", "thin", plain((1, 1000)), variable("weight", (1000, 1000)), shape=(1, 1000))
+    assert kernels.predicted(thin, KERNELS[0], rates(pointwise=(1e-6,) * 4, by=0.5)) == 0.5  # to move its weight
+
+
 class TestChoice:
     def test_each_kernel_where_it_is_the_fastest(self):
         for number, kernel in enumerate(KERNELS):
