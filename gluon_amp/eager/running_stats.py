@@ -23,7 +23,7 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet import trainers
 from .._mxnet.arrays import wait_for_statistics
-from .._mxnet.invoke import Invocation, Invoke, handle_of, original_invoke, run_operator
+from .._mxnet.invoke import Invocation, Invoke, Runs, handle_of, original_invoke, run_operator
 from ..rules.tables.groups import ADDS_GRADIENT, BATCH_NORMS, CUSTOM
 from .custom_operators import number_of_states
 
@@ -166,8 +166,7 @@ class _RunningStats:
 running_stats = _RunningStats()
 
 
-def noting_invocations(runs: Mapping[int, Callable[[Invoke, Invocation], Any]]
-                       ) -> dict[int, Callable[[Invoke, Invocation], Any]]:
+def noting_invocations(runs: Runs) -> Runs:
     """Return how to run imperative calls, by the operators' handles: operators that write inputs take note of it."""
     return {**runs, **{handle_of(op): partial(_noting, op, runs.get(handle_of(op), lambda invoke, call: invoke(*call)))
                        for op in (*_POSITIONS, CUSTOM)}}

@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block
 
 from .. import parallel
 from .._mxnet import batch_norms, gpus
 from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm, exchange
-from .._mxnet.blocks import descendants, forget_trace
+from .._mxnet.blocks import descendants, forget_traces
 from .._mxnet.symbols import dtype_name
 from ..base import checks
 from ..errors import StateError, expected, warn
@@ -73,8 +73,7 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
         else:
             layer = Layer(count, allreduce, prepare)
             exchange(block, CustomBatchNorm, layer, op_type=OPERATOR, layer=layer.key, axis=batch_norms.axis_of(block))
-    for block in filter(lambda block: isinstance(block, HybridBlock), descendants(net)):
-        forget_trace(block)  # traced again at its next call
+    forget_traces(descendants(net))
     return net
 
 

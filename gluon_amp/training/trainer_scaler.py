@@ -290,7 +290,7 @@ class TrainerScaler:
         for listener in self.listeners:
             listener(not finite)
         if finite and carried != 1.0:
-            trainers.divide_rescaling(self.trainer, carried)
+            self.trainer.optimizer.rescale_grad /= carried  # which the next step sets again
         self._end(StepState.STEPPED if finite else StepState.SKIPPED)
         try:
             self._warn_of_skips()
@@ -354,9 +354,7 @@ def attach(scaler: TrainerScaler, *, updates: bool = True, **reduction: Any) -> 
         trainers.update_locally(trainer)
         scaler.reduction = distribute(trainer, **reduction)
         updaters.speed_up(trainer, native.update if native.is_available("_gluon_amp_adam") else None)
-    trainers.set_scaler(trainer, scaler)
-    if scaler.adds_up:
-        trainers.replace_reduction(trainer, scaler.reduce)
+    trainers.set_scaler(trainer, scaler, scaler.reduce if scaler.adds_up else None)
     scaler.remember()
 
 
