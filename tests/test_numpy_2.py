@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from gluon_amp._mxnet import numpy_2
+
+
 @pytest.fixture(autouse=True)
 def mended(monkeypatch):
     """Let MXNet run as with NumPy 2."""

@@ -1,8 +1,4 @@
-"""MXNet's own converter to ONNX: at one opset, with its faults mended, and with the origin of each node known.
-
-It takes the newest opset that ``onnx`` knows for the one that its nodes are of, needs a module that ``onnx`` no longer
-has, writes weights number by number, ignores classes in ``box_nms`` and pools to one pixel only.
-"""
+"""MXNet's own converter to ONNX: at one opset, with its faults mended, and with the origin of each node known."""
 from __future__ import annotations
 
 import io
@@ -16,7 +12,7 @@ import mxnet as mx
 import numpy as np
 
 from ..base.context import Replaced
-from ..errors import GraphError, some_of
+from ..errors import GraphError
 from ..graph import Graph, Node
 from ..graph.attrs import integers, is_set
 
@@ -39,8 +35,8 @@ def export(symbol: mx.sym.Symbol, graph: Graph, arrays: Mapping[str, mx.nd.NDArr
     import onnx
     from mxnet.onnx.mx2onnx import _export_onnx as theirs
 
-    recorder = _Recorder(theirs.MXNetGraph, graph, [node["name"] for node in json.loads(symbol.tojson())["nodes"]])
-    recorder.check(graph)
+    recorder = _Recorder(theirs.MXNetGraph.convert_layer, graph,
+                         [node["name"] for node in json.loads(symbol.tojson())["nodes"]])
     names = [name for name in symbol.list_inputs() if name in data]
     shapes = [data[name].shape for name in names]
     replaced = Replaced()
@@ -89,21 +85,12 @@ def _tidy(proto: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
 class _Recorder:
     """Converts operators, and remembers what became of each."""
 
-    def __init__(self, converter: Any, graph: Graph, names: Sequence[str]) -> None:
-        self._convert: Callable[..., Any] = converter.convert_layer
-        self._known = {op for version, known in converter.registry_.items() if version <= _WRITTEN_FOR for op in known}
+    def __init__(self, convert: Callable[..., Any], graph: Graph, names: Sequence[str]) -> None:
+        self._convert = convert  # MXNet's
         self._nodes = {node.name: node for node in graph.nodes()}
         self._names = names  # of the symbol's nodes
         self.origin: dict[str, str] = {}
         self.values: dict[tuple[str, int], str] = {}
-
-    def check(self, graph: Graph) -> None:
-        """Raise GraphError for operators that there is no conversion of."""
-        unknown = [f"{node.op} ({node.name})" for node in graph.operators()
-                   if node.op not in self._known and node.op not in _OURS]
-        if unknown:
-            raise GraphError(f"MXNet's converter to ONNX knows no {some_of(unknown)}: leave such operators out of the "
-                             "network that is exported, and do their part in the program that serves it")
 
     def convert(self, node: Mapping[str, Any], **given: Any) -> Any:
         """Convert a node as MXNet's function does."""
@@ -117,7 +104,8 @@ class _Recorder:
                 writer = _Writer(self._nodes[name], inputs, given["initializer"], given["weights"])
                 dtypes, nodes = ours(writer), writer.nodes
         except (AttributeError, NotImplementedError, AssertionError, ValueError, KeyError) as error:
-            raise GraphError(f"{name} ({op}) cannot be written in ONNX: {' '.join(str(error).split())}") from error
+            raise GraphError(f"{name} ({op}) cannot be written in ONNX: {' '.join(str(error).split())}. Leave it "
+                             "out of what is exported, and do its part in the program that serves it") from error
         for each in nodes:
             self.origin.update(dict.fromkeys(getattr(each, "output", ()), name))
         self.values.update(((self._names[source], output), each.name)
@@ -158,7 +146,7 @@ class _Writer:
 
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the first input."""
-        shape = self._node.inputs[0].shape
+        shape = self.node.inputs[0].shape
         if shape is None:
             raise NotImplementedError("the shape of its data is not known")
         return shape

@@ -42,14 +42,10 @@ def attached(trainer: gluon.Trainer) -> Any:
     return getattr(trainer, _ATTRIBUTE, None)
 
 
-def trainer_of(parameter: gluon.Parameter) -> gluon.Trainer | None:
-    """Return the trainer that a parameter was given to."""
-    return parameter._trainer
-
-
-def trains_anything(trainer: gluon.Trainer) -> bool:
-    """Tell whether any of a trainer's parameters gets a gradient."""
-    return any(parameter.grad_req != "null" for parameter in trainer._params)
+def trainer_trains(parameter: gluon.Parameter) -> bool | None:
+    """Tell whether the trainer that a parameter was given to has any that gets a gradient; None without a trainer."""
+    trainer = parameter._trainer
+    return None if trainer is None else any(each.grad_req != "null" for each in trainer._params)
 
 
 def contexts(trainer: gluon.Trainer) -> list[Context]:
@@ -95,7 +91,7 @@ def check_gradients(trainer: gluon.Trainer, check: Check | None = None) -> Calla
 
 def gradient_norm(trainer: gluon.Trainer) -> float:
     """Return the 2-norm of all gradients of the first context, as they are."""
-    first = trainer._contexts[0] if trainer._contexts else None
+    first = contexts(trainer)[0]
     return norm(gradient for _, gradient in named_gradients(trainer) if gradient.context == first)
 
 

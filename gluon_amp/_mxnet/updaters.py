@@ -49,16 +49,13 @@ def asking(trainer: gluon.Trainer, is_skipped: Callable[[], bool]) -> Iterator[b
 class _CpuUpdater(Updater):
     """MXNet's updater, with other operators; saves and loads the same states."""
 
+    native: Native = None
     is_skipped: Callable[[], bool] = bool  # which gives False; asked at an update
-
-    def __init__(self, optimizer: Optimizer):
-        super().__init__(optimizer)
-        self.native: Native = None
-        # the arrays of the latest call, the updates for one call in C++, and the updates for MXNet
-        self._known: tuple[Sequence[Any], list[Update], list[Update]] = (), [], []
+    # the arrays of the latest call, the updates for one call in C++, and the updates for MXNet
+    _known: tuple[Sequence[Any], Sequence[Update], Sequence[Update]] = (), (), ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "is_skipped": bool, "_known": ((), [], [])}
+        return {**self.__dict__, "is_skipped": bool, "_known": ((), (), ())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, is_skipped=bool)
@@ -81,7 +78,7 @@ class _CpuUpdater(Updater):
         if others:
             super().__call__(*zip(*others))
 
-    def _sorted(self, *update: Sequence[Any]) -> tuple[list[Update], list[Update]]:
+    def _sorted(self, *update: Sequence[Any]) -> tuple[Sequence[Update], Sequence[Update]]:
         """Return the updates for one call in C++, and the others; sorted again only for other arrays: that is slow."""
         given = [item for items in update for item in items]
         known, in_one_call, others = self._known
