@@ -19,7 +19,7 @@ from mxnet.util import is_np_array
 from ..graph.attrs import REGION_OFF
 from .arrays import first_array, wait_for_statistics
 from .invoke import UpstreamCachedOp
-from .symbols import current_mark, marked, marks, outermost_trace, to_graph
+from .symbols import current_mark, marked, marks, outermost_trace
 
 
 class Trace(NamedTuple):
@@ -119,15 +119,8 @@ def make_symbol_block_forward(original: Callable) -> Callable:
     """Make the function that takes the place of ``SymbolBlock.forward``: in a trace its operators get marks, too."""
     @functools.wraps(original)
     def forward(block: SymbolBlock, x: Any, *args: Any) -> Any:
-        setting = current_mark() if isinstance(x, mx.sym.Symbol) else None
-        if setting is None:
-            return original(block, x, *args)
-        inputs, symbol = block._cached_graph
-        block._cached_graph = inputs, marked(symbol, setting)
-        try:
-            return original(block, x, *args)
-        finally:
-            block._cached_graph = inputs, symbol
+        is_traced = isinstance(x, mx.sym.Symbol) and current_mark() is not None
+        return call_symbol_block(block, (x, *args)) if is_traced else original(block, x, *args)
     return forward
 
 
@@ -173,22 +166,6 @@ def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
     yield path, block
     for name, child in block._children.items():
         yield from block_tree(child, f"{path}.{name}" if path else str(name))
-
-
-class Owners:
-    """Finds the innermost block inside a network that an operator of its graph belongs to."""
-
-    def __init__(self, net: Block | None):
-        blocks = [] if net is None else [block for _, block in block_tree(net)]
-        self._prefixes = sorted(((block.prefix, block) for block in blocks if block.prefix),
-                                key=lambda pair: -len(pair[0]))
-        self._members = {node.name: block for block in blocks if isinstance(block, SymbolBlock)
-                         for node in to_graph(graph_of(block)[1]).operators()}
-
-    def of(self, name: str) -> Block | None:
-        """Return the block of an operator: whose graph it is in, or whose prefix its name has; None without."""
-        return self._members.get(name) or next((block for prefix, block in self._prefixes if name.startswith(prefix)),
-                                               None)
 
 
 def parameters_of(block: HybridBlock, names: Sequence[str]) -> dict[str, mx.nd.NDArray]:

@@ -5,7 +5,7 @@ import io
 import json
 import re
 from contextlib import redirect_stdout
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
@@ -39,11 +39,13 @@ def export(symbol: mx.sym.Symbol, graph: Graph, arrays: Mapping[str, mx.nd.NDArr
                          [node["name"] for node in json.loads(symbol.tojson())["nodes"]])
     names = [name for name in symbol.list_inputs() if name in data]
     shapes = [data[name].shape for name in names]
+    known = {np.dtype(name): onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in _TYPES}
+    mapping = SimpleNamespace(NP_TYPE_TO_TENSOR_TYPE=known,  # a module up to onnx 1.18
+                              TENSOR_TYPE_TO_NP_TYPE={number: dtype for dtype, number in known.items()})
     replaced = Replaced()
     try:
-        if not hasattr(onnx, "mapping"):  # onnx 1.19 and newer
-            replaced.put(onnx, "mapping", _mapping(onnx.helper))
-        types = [vars(onnx)["mapping"].NP_TYPE_TO_TENSOR_TYPE[np.dtype(data[name].dtype)] for name in names]
+        replaced.put(onnx, "mapping", mapping)
+        types = [known[np.dtype(data[name].dtype)] for name in names]
         replaced.put(theirs.MXNetGraph, "convert_layer", staticmethod(recorder.convert))
         replaced.put(onnx.checker, "check_graph", lambda *_: None)  # by the newest opset
         with redirect_stdout(io.StringIO()):  # names of operators that it prints
@@ -56,15 +58,6 @@ def export(symbol: mx.sym.Symbol, graph: Graph, arrays: Mapping[str, mx.nd.NDArr
     model = onnx.helper.make_model(proto, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR_VERSION,
                                    producer_name="gluon_amp")
     return Exported(model, recorder.origin, recorder.values)
-
-
-def _mapping(helper: ModuleType) -> ModuleType:
-    """Return the module ``onnx.mapping`` that there was up to onnx 1.18."""
-    module = ModuleType("onnx.mapping")
-    types = {np.dtype(name): helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in _TYPES}
-    vars(module).update(NP_TYPE_TO_TENSOR_TYPE=types,
-                        TENSOR_TYPE_TO_NP_TYPE={value: key for key, value in types.items()})
-    return module
 
 
 def _tidy(proto: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:

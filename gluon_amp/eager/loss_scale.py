@@ -50,7 +50,7 @@ class _LossScale:
         self._at_update: WeakKeyDictionary[Trainer, tuple[int, int]] = WeakKeyDictionary()
         self._told: WeakSet[Trainer] = WeakSet()
         self._read = False  # whether the scale has been read since the last backward pass
-        self._out_of_reach = ""  # an operator since then whose gradient cannot carry the scale
+        self.out_of_reach = ""  # an operator that ran since then, and whose gradient cannot carry the scale
 
     def scaled(self, loss: NDArray, scale: float) -> NDArray:
         """Multiply a loss by a scale; MXNet's record of the product tells so."""
@@ -67,14 +67,10 @@ class _LossScale:
             self._read = True
             return self._arrays[context].detach()
 
-    def cannot_reach(self, operator: str) -> None:
-        """Note that an operator runs whose gradient cannot carry the scale."""
-        self._out_of_reach = operator
-
     @contextmanager
     def of(self, heads: Any, counts: bool = True) -> Iterator[None]:
         """Let gradients of the heads, which the body asks for, carry the scale of the losses; count the pass."""
-        is_read = bool(self._arrays or self._out_of_reach)
+        is_read = bool(self._arrays or self.out_of_reach)
         arrays = heads if isinstance(heads, (list, tuple)) else [heads]
         scales = [_scales_behind(head, is_read) for head in arrays if isinstance(head, NDArray)] if self._any else []
         if counts:
@@ -93,7 +89,7 @@ class _LossScale:
 
     def _checked(self, scales: set[float]) -> float:
         """Return the scale of a backward pass; raise StateError where an operator's own gradient cannot carry it."""
-        read, out_of_reach, self._read, self._out_of_reach = self._read, self._out_of_reach, False, ""
+        read, out_of_reach, self._read, self.out_of_reach = self._read, self.out_of_reach, False, ""
         if scales and out_of_reach:
             raise StateError(f"the gradient of {out_of_reach} cannot carry the loss scale: the operator makes it "
                              "on its own, inside of a loop, a branch, a partition or of sparse data. Take the operator "
@@ -169,7 +165,7 @@ def _run(op: str, invoke: Invoke, call: Invocation) -> Any:
     count, inputs = inputs_with_own_gradient(call.attrs()) if op == CUSTOM else 1, list(call.inputs)
     for i, array in enumerate(inputs[:count]):
         if isinstance(array, BaseSparseNDArray):
-            loss_scale.cannot_reach(op)
+            loss_scale.out_of_reach = op
         elif dtype_name(array.dtype) in _FLOATS and array.size:
             inputs[i] = _with_scale(invoke, "broadcast_mul", array, call.is_np_op)
     result = invoke(*call._replace(inputs=inputs))
