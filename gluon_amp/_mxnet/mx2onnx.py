@@ -145,7 +145,6 @@ class _Writer:
         return shape
 
 
-# Each of these returns the types of an operator's outputs, or None for the type of its first input.
 def _weight(writer: _Writer) -> Any:
     """Write a weight as bytes: MXNet's function writes it number by number."""
     from onnx import helper, numpy_helper
@@ -325,6 +324,7 @@ def _parameters(writer: _Writer, layers: int, directions: int, size: int, hidden
     return weights
 
 
+# Each adds an operator's nodes, and returns the types of its outputs, or None for the type of its first input.
 _OURS: Mapping[str, Callable[[_Writer], Any]] = {
     "null": _weight, "_contrib_AdaptiveAvgPooling2D": _adaptive_average, "_contrib_box_nms": _box_nms,
     "RNN": _recurrent, "Reshape": _reshape,

@@ -9,7 +9,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 from mxnet.gluon import Block, SymbolBlock
 from mxnet.ndarray import NDArray
 
-from .._mxnet.blocks import block_tree, graph_of
+from .._mxnet.blocks import block_tree, descendants, graph_of
 from .._mxnet.symbols import to_graph
 from ..graph import CAST, VARIABLE, Entry, Graph, Node, Role
 from ..graph.attrs import INT8_CASTS, NOTE, is_in_int8, is_set
@@ -261,15 +261,14 @@ class Places:
     """Tells which block an operator belongs to: in a graph by the beginning of its name."""
 
     def __init__(self, net: Block):
-        blocks = list(block_tree(net))
-        self._paths = {id(block): path for path, block in blocks}
-        self._members = {node.name: block for _, block in blocks if isinstance(block, SymbolBlock)
+        self._paths = {id(block): path for path, block in block_tree(net)}
+        self._members = {node.name: block for block in descendants(net) if isinstance(block, SymbolBlock)
                          for node in to_graph(graph_of(block)[1]).operators()}
-        self._longest_first = sorted((block for _, block in blocks if block.prefix), key=lambda each: -len(each.prefix))
+        self._prefixed = sorted(filter(lambda each: each.prefix, descendants(net)), key=lambda each: -len(each.prefix))
 
     def of(self, name: str, around: Block | None, in_graph: bool) -> tuple[str, str]:
         """Return the name of an operator's block, and the path to it."""
-        named = (block for block in self._longest_first if name.startswith(block.prefix))
+        named = (block for block in self._prefixed if name.startswith(block.prefix))
         block = (self._members.get(name) or next(named, None) if in_graph else None) or around
         if isinstance(block, SymbolBlock) and self._paths.get(id(block)) == "":
             # From files: the operators' names begin with those that the blocks had when they were exported.
