@@ -129,22 +129,22 @@ def begin_check(groups: Iterable[list[NDArray]], check: Check | None = None) -> 
     # takes a hundred times as long for it, so that squares are added up where there is no other check: a finite sum
     # proves that its terms are, and the exact check decides on one that is not, which may come of large values.
     on_gpus: dict[Context, list[list[NDArray]]] = defaultdict(list)
-    checked: list[list[NDArray]] = []
-    summed: list[list[NDArray]] = []
-    for chunk in groups:
-        if chunk[0].context.device_type == "gpu":
-            on_gpus[chunk[0].context].append(chunk)
-        else:
-            (checked if check is not None and chunk[0].dtype == np.float32 else summed).append(chunk)
+    answers, sums = [], []
     with autograd.pause():
-        answers = [*map(_checked, on_gpus.values()), *(map(check, checked) if check is not None else ())]
-        sums = list(map(_sums_of_squares, summed))
+        for chunk in groups:
+            if chunk[0].context.device_type == "gpu":
+                on_gpus[chunk[0].context].append(chunk)
+            elif check is not None and chunk[0].dtype == np.float32:
+                answers.append(check(chunk))
+            else:
+                sums.append((chunk, _sums_of_squares(chunk)))
+        answers += map(_checked, on_gpus.values())
 
     def answer() -> bool:
         with autograd.pause():
             return (all(bool(found.asscalar()) for found in answers)
                     and all(all(np.isfinite(each.asnumpy()).all() for each in some) or all_finite(chunk)
-                            for some, chunk in zip(sums, summed)))
+                            for chunk, some in sums))
     return answer
 
 

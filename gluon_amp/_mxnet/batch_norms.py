@@ -17,8 +17,9 @@ _ALIKE = ("gluoncv.nn.block.BatchNormCudnnOff",)
 
 
 def batch_norms(net: Block) -> list[_BatchNorm]:
-    """Return the batch normalization blocks of a network."""
-    return [block for block in descendants(net) if isinstance(block, _BatchNorm)]
+    """Return the batch normalization blocks of a network, but for those with ``use_global_stats=True``."""
+    return [block for block in descendants(net)
+            if isinstance(block, _BatchNorm) and not block._kwargs.get("use_global_stats")]
 
 
 def has_batch_norm_inside(block: Block) -> bool:
@@ -34,22 +35,20 @@ def is_plain(block: _BatchNorm) -> bool:
             or f"{kind.__module__}.{kind.__qualname__}" in _ALIKE)
 
 
-def settings(block: _BatchNorm) -> dict[str, Any]:
-    """Return ``axis``, ``eps``, ``momentum``, ``fix_gamma``, ``use_global_stats`` and ``fuse_relu`` of a block."""
-    names = ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
-    return {"axis": 1, **{name: block._kwargs[name] for name in names if name in block._kwargs},
-            "fuse_relu": block.fuse_relu}
+def exchange(block: _BatchNorm, kind: type[_BatchNorm], kept: Any = None, **kernel: Any) -> None:
+    """Turn a block into one that calls another operator; references to it and its parameters stay valid."""
+    kernel.update({name: block._kwargs[name] for name in ("eps", "momentum", "fix_gamma")})
+    block.__class__, block._kwargs = kind, kernel
+    block._kept = kept  # lives as long as the block
+
+
+def axis_of(block: _BatchNorm) -> int:
+    """Return the axis that a block normalizes."""
+    return block._kwargs.get("axis", 1)
 
 
 class CustomBatchNorm(_BatchNorm):
-    """Batch normalization by a custom operator; made of another block by :meth:`take`."""
-
-    @classmethod
-    def take(cls, block: _BatchNorm, op_type: str, layer: Any, **kernel: Any) -> None:
-        """Turn a block into one of this class; references to it and its parameters stay valid."""
-        block.__class__ = cls
-        block._kwargs = {"op_type": op_type, "layer": layer.key, **kernel}
-        block._layer = layer  # lives as long as the block
+    """Batch normalization by a custom operator."""
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
         """Normalize."""
@@ -65,13 +64,7 @@ def _plain(F: Any, x: Any) -> Any:
 
 
 class MXNetSyncBatchNorm(SyncBatchNorm):
-    """MXNet's operator over the GPUs of one process; made of another block by :meth:`take`."""
-
-    @classmethod
-    def take(cls, block: _BatchNorm, key: str, num_devices: int, **kernel: Any) -> None:
-        """Turn a block into one of this class; references to it and its parameters stay valid."""
-        block.__class__ = cls
-        block._kwargs = {"key": key, "ndev": num_devices, **kernel}
+    """MXNet's operator over the GPUs of one process."""
 
     def hybrid_forward(self, F: Any, x: Any, *parameters: Any, **named: Any) -> Any:
         """Normalize."""

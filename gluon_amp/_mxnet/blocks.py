@@ -5,7 +5,8 @@ import copy
 import functools
 import inspect
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from itertools import zip_longest
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
@@ -18,7 +19,7 @@ from mxnet.util import is_np_array
 from ..graph.attrs import REGION_OFF
 from .arrays import first_array, wait_for_statistics
 from .invoke import UpstreamCachedOp
-from .symbols import current_mark, marked, marks, outermost_trace, to_graph
+from .symbols import current_mark, marked, marks, outermost_trace
 
 
 class Trace(NamedTuple):
@@ -75,29 +76,24 @@ def _as_it_was(block: HybridBlock) -> Iterator[None]:
         block.__dict__.update(before)
 
 
-def _arguments(block: HybridBlock) -> list[Any]:
-    if block._cached_graph:
-        return _of_format(block._in_format, _stand_in())
-    return [_stand_in()] * _required_arguments(block)
-
-
 def _stand_in() -> mx.nd.NDArray:
     return mx.np.zeros((1,)) if is_np_array() else mx.nd.zeros((1,))
 
 
-def _of_format(formats: Any, value: Any) -> Any:
-    """Nest a value as Gluon's note of a call says."""
-    if isinstance(formats, int):
-        return None if formats == -1 else value
-    return [_of_format(inner, value) for inner in formats]
+def _arguments(block: HybridBlock) -> list[Any]:
+    """Return stand-ins for the arguments of a block's latest call, or for those that it has to get."""
+    def nested(formats: Any) -> Any:  # as Gluon's note of the call says
+        if isinstance(formats, int):
+            return None if formats == -1 else _stand_in()
+        return list(map(nested, formats))
 
-
-def _required_arguments(block: HybridBlock) -> int:
-    parameters = list(inspect.signature(block.hybrid_forward).parameters.values())[1:]  # after F
-    positional = [parameter for parameter in parameters
-                  if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-                  and parameter.default is parameter.empty and parameter.name not in block._reg_params]
-    return max(1, len(positional))
+    if block._cached_graph:
+        return nested(block._in_format)
+    _, *parameters = inspect.signature(block.hybrid_forward).parameters.values()  # F comes first
+    required = [parameter for parameter in parameters
+                if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+                and parameter.default is parameter.empty and parameter.name not in block._reg_params]
+    return [_stand_in()] * max(1, len(required))
 
 
 @contextmanager
@@ -123,15 +119,8 @@ def make_symbol_block_forward(original: Callable) -> Callable:
     """Make the function that takes the place of ``SymbolBlock.forward``: in a trace its operators get marks, too."""
     @functools.wraps(original)
     def forward(block: SymbolBlock, x: Any, *args: Any) -> Any:
-        setting = current_mark() if isinstance(x, mx.sym.Symbol) else None
-        if setting is None:
-            return original(block, x, *args)
-        inputs, symbol = block._cached_graph
-        block._cached_graph = inputs, marked(symbol, setting)
-        try:
-            return original(block, x, *args)
-        finally:
-            block._cached_graph = inputs, symbol
+        is_traced = isinstance(x, mx.sym.Symbol) and current_mark() is not None
+        return call_symbol_block(block, (x, *args)) if is_traced else original(block, x, *args)
     return forward
 
 
@@ -143,25 +132,15 @@ def without_a_trace(net: Block) -> Iterator[None]:
     try:
         yield
     finally:
-        for block in untraced:
-            forget_trace(block)
+        forget_traces(untraced)
 
 
 def subtrees(block: Block, is_top: Callable[[Block], bool]) -> list[Block]:
     """Return the blocks that ``is_top`` picks, and all blocks inside them."""
     inside: dict[int, Block] = {}
-    outside: set[int] = set()
-    pending = [(block, False)]
-    while pending:
-        current, is_inside = pending.pop()
-        if id(current) in inside or (not is_inside and id(current) in outside):
-            continue
-        is_inside = is_inside or is_top(current)
-        if is_inside:
-            inside[id(current)] = current
-        else:
-            outside.add(id(current))
-        pending.extend((child, is_inside) for child in children_of(current))
+    for top in descendants(block):
+        if id(top) not in inside and is_top(top):
+            inside.update((id(each), each) for each in descendants(top))
     return list(inside.values())
 
 
@@ -187,22 +166,6 @@ def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
     yield path, block
     for name, child in block._children.items():
         yield from block_tree(child, f"{path}.{name}" if path else str(name))
-
-
-class Owners:
-    """Finds the innermost block inside a network that an operator of its graph belongs to."""
-
-    def __init__(self, net: Block | None):
-        blocks = [] if net is None else [block for _, block in block_tree(net)]
-        self._prefixes = sorted(((block.prefix, block) for block in blocks if block.prefix),
-                                key=lambda pair: -len(pair[0]))
-        self._members = {node.name: block for block in blocks if isinstance(block, SymbolBlock)
-                         for node in to_graph(graph_of(block)[1]).operators()}
-
-    def of(self, name: str) -> Block | None:
-        """Return the block of an operator: whose graph it is in, or whose prefix its name has; None without."""
-        return self._members.get(name) or next((block for prefix, block in self._prefixes if name.startswith(prefix)),
-                                               None)
 
 
 def parameters_of(block: HybridBlock, names: Sequence[str]) -> dict[str, mx.nd.NDArray]:
@@ -234,16 +197,18 @@ def cached_op_of(block: Block) -> Any:
 def renew_cached_op(block: HybridBlock, arguments: Sequence[Any], is_stale: bool) -> None:
     """Make a block's cached op, unless it has one that rewrites; a stale one goes with its trace."""
     if block._cached_op is not None and is_stale:
-        forget_trace(block)  # other blocks inside were excluded when it was traced
+        block._clear_cached_op()  # other blocks inside were excluded when it was traced
     if isinstance(block._cached_op, UpstreamCachedOp):
         block._cached_op = None  # cached before AMP was switched on
     if block._cached_op is None:
         block._build_cache(*arguments)
 
 
-def forget_trace(block: HybridBlock) -> None:
-    """Let a block be traced again."""
-    block._clear_cached_op()
+def forget_traces(blocks: Iterable[Block]) -> None:
+    """Let hybrid blocks be traced again."""
+    for block in blocks:
+        if isinstance(block, HybridBlock):
+            block._clear_cached_op()
 
 
 def grad_reqs_of(block: HybridBlock) -> dict[str, str]:
@@ -271,8 +236,13 @@ def call_with_hooks(block: Block, arguments: Sequence[Any], shown: Callable[[Any
     return result
 
 
-def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], devices: Sequence[mx.Context]) -> None:
-    """Give a new symbol block its parameters, in the types that they have and without gradients."""
+def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], devices: Sequence[mx.Context],
+                    formats: tuple[Any, Any] | None = None) -> None:
+    """Give a new symbol block its parameters, without gradients, and the structures that it takes and returns."""
+    if formats is not None:
+        block._in_format, block._out_format = formats
+    # So that save_parameters writes what load_parameters reads: MXNet cuts off with what all names begin.
+    block._reg_params = dict(block._params.items())
     for name, parameter in block.collect_params().items():
         parameter.grad_req = "null"
         parameter.shape = arrays[name].shape
@@ -280,24 +250,14 @@ def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], dev
         parameter._load_init(arrays[name], list(devices))
 
 
-def save_under_full_names(block: SymbolBlock) -> None:
-    """Make ``save_parameters`` write what ``load_parameters`` reads: MXNet cuts off with what all names begin."""
-    block._reg_params = dict(block._params.items())
-
-
-def set_formats(block: SymbolBlock, formats: tuple[Any, Any]) -> None:
-    """Let a symbol block take and return the same structures as the block that it was made from."""
-    block._in_format, block._out_format = formats
-
-
 def call_symbol_block(block: SymbolBlock, arguments: Sequence[Any]) -> Any:
-    """Call a symbol block with arrays or symbols, in the structure of :func:`set_formats`: lists and None, too."""
+    """Call a symbol block with arrays or symbols, in the structures of :func:`load_parameters`: lists and None, too."""
     array = first_array(arguments)
     if array is not None:
         with array.context:
             return block._call_cached_op(*arguments)
     given, formats = _flatten(arguments, "input")
-    if _without_last_nones(formats) != _without_last_nones(block._in_format):
+    if any(one != other for one, other in zip_longest(formats, block._in_format, fillvalue=-1)):
         raise ValueError(f"the argument structure is not that of the network: expected {block._in_format}, received "
                          f"{formats}, where 0 is a symbol and -1 is None")
     inputs, symbol = block._cached_graph
@@ -308,27 +268,15 @@ def call_symbol_block(block: SymbolBlock, arguments: Sequence[Any]) -> Any:
     return _regroup(list(made), block._out_format)
 
 
-def _without_last_nones(formats: Sequence[Any]) -> list[Any]:
-    kept = list(formats)
-    while kept and kept[-1] == -1:
-        kept.pop()
-    return kept
-
-
 def graph_of(block: SymbolBlock) -> tuple[list[mx.sym.Symbol], mx.sym.Symbol]:
     """Return a symbol block's inputs and outputs."""
     inputs, symbol = block._cached_graph
     return list(inputs), symbol
 
 
-def bucket_symbols(module: BucketingModule) -> dict[Any, mx.sym.Symbol]:
-    """Return the symbol of every bucket made so far, by its key."""
-    return {key: bucket._symbol for key, bucket in module._buckets.items()}
-
-
-def sym_gen_of(module: BucketingModule) -> Callable:
-    """Return the function that makes the symbol of a bucket."""
-    return module._sym_gen
+def buckets_of(module: BucketingModule) -> tuple[dict[Any, mx.sym.Symbol], Callable]:
+    """Return the symbol of every bucket made so far, by its key, and the function that makes them."""
+    return {key: bucket._symbol for key, bucket in module._buckets.items()}, module._sym_gen
 
 
 def rebuilt(module: BucketingModule, symbols: dict[Any, mx.sym.Symbol], sym_gen: Callable,

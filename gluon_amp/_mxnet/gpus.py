@@ -2,13 +2,11 @@
 from __future__ import annotations
 
 import ctypes
-import re
 
 import mxnet as mx
 
 # Of cudaGetDeviceCount: no error, and no device beside a driver that works.
 _NORMAL = (0, 100)
-_FAILED = re.compile(r"\((\d+) vs\. 0\)\s*:\s*(.+)")  # MXNet's message: CUDA's number, and its words
 
 
 def count() -> int:
@@ -22,16 +20,14 @@ def count() -> int:
 def problem() -> str | None:
     """Return CUDA's message where its driver does not work; None where it does, or there is none."""
     try:
-        found = mx.context.num_gpus()
+        found, told = mx.context.num_gpus(), None
     except mx.MXNetError as error:
-        last = str(error).strip().splitlines()[-1].split("CUDA: ")[-1]
-        told = _FAILED.search(last)
-        return last if told is None else _message(int(told[1]), told[2])
-    return None if found else _silent_problem()
+        found, told = 0, str(error).strip().splitlines()[-1].split("CUDA: ")[-1]
+    return None if found else _answer_of_cuda() or told
 
 
-def _silent_problem() -> str | None:
-    """Return CUDA's message where MXNet finds no GPU and does not say why: the driver is too old, or a stub."""
+def _answer_of_cuda() -> str | None:
+    """Return CUDA's message where it finds no GPU: MXNet does not pass on that the driver is too old, or a stub."""
     if not mx.runtime.Features().is_enabled("CUDA"):
         return None
     for library in (ctypes.CDLL(None), mx.base._LIB):  # where MXNet itself has CUDA's functions from
@@ -41,9 +37,5 @@ def _silent_problem() -> str | None:
             continue
         name.restype = ctypes.c_char_p
         code = ask(ctypes.byref(ctypes.c_int()))
-        return None if code in _NORMAL else _message(code, (name(code) or b"").decode(errors="replace"))
+        return None if code in _NORMAL else f"{(name(code) or b'').decode(errors='replace')} (CUDA error {code})"
     return None
-
-
-def _message(code: int, text: str) -> str:
-    return f"{text} (CUDA error {code})"

@@ -90,6 +90,9 @@ class Invocation(NamedTuple):
         return dict(zip(self.keys, map(attribute_text, self.values)))
 
 
+Runs = Mapping[int, Callable[[Invoke, Invocation], Any]]  # how operators run, by their handles
+
+
 def run_operator(function: Invoke, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], out: Any = None,
                  is_np_op: bool = False, output_is_list: bool = False) -> Any:
     """Run an operator by a function that takes the place of ``_imperative_invoke``."""

@@ -1,22 +1,18 @@
-"""MXNet's own converter to ONNX: at one opset, with its faults mended, and with the origin of each node known.
-
-It takes the newest opset that ``onnx`` knows for the one that its nodes are of, needs a module that ``onnx`` no longer
-has, writes weights number by number, ignores classes in ``box_nms`` and pools to one pixel only.
-"""
+"""MXNet's own converter to ONNX: at one opset, with its faults mended, and with the origin of each node known."""
 from __future__ import annotations
 
 import io
 import json
 import re
 from contextlib import redirect_stdout
-from types import ModuleType
-from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
+from types import SimpleNamespace
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from ..base.context import Replaced
-from ..errors import GraphError, some_of
+from ..errors import GraphError
 from ..graph import Graph, Node
 from ..graph.attrs import integers, is_set
 
@@ -39,15 +35,17 @@ def export(symbol: mx.sym.Symbol, graph: Graph, arrays: Mapping[str, mx.nd.NDArr
     import onnx
     from mxnet.onnx.mx2onnx import _export_onnx as theirs
 
-    recorder = _Recorder(theirs.MXNetGraph, graph, [node["name"] for node in json.loads(symbol.tojson())["nodes"]])
-    recorder.check(graph)
+    recorder = _Recorder(theirs.MXNetGraph.convert_layer, graph,
+                         [node["name"] for node in json.loads(symbol.tojson())["nodes"]])
     names = [name for name in symbol.list_inputs() if name in data]
     shapes = [data[name].shape for name in names]
+    known = {np.dtype(name): onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in _TYPES}
+    mapping = SimpleNamespace(NP_TYPE_TO_TENSOR_TYPE=known,  # a module up to onnx 1.18
+                              TENSOR_TYPE_TO_NP_TYPE={number: dtype for dtype, number in known.items()})
     replaced = Replaced()
     try:
-        if not hasattr(onnx, "mapping"):  # onnx 1.19 and newer
-            replaced.put(onnx, "mapping", _mapping(onnx.helper))
-        types = [vars(onnx)["mapping"].NP_TYPE_TO_TENSOR_TYPE[np.dtype(data[name].dtype)] for name in names]
+        replaced.put(onnx, "mapping", mapping)
+        types = [known[np.dtype(data[name].dtype)] for name in names]
         replaced.put(theirs.MXNetGraph, "convert_layer", staticmethod(recorder.convert))
         replaced.put(onnx.checker, "check_graph", lambda *_: None)  # by the newest opset
         with redirect_stdout(io.StringIO()):  # names of operators that it prints
@@ -60,15 +58,6 @@ def export(symbol: mx.sym.Symbol, graph: Graph, arrays: Mapping[str, mx.nd.NDArr
     model = onnx.helper.make_model(proto, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR_VERSION,
                                    producer_name="gluon_amp")
     return Exported(model, recorder.origin, recorder.values)
-
-
-def _mapping(helper: ModuleType) -> ModuleType:
-    """Return the module ``onnx.mapping`` that there was up to onnx 1.18."""
-    module = ModuleType("onnx.mapping")
-    types = {np.dtype(name): helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in _TYPES}
-    vars(module).update(NP_TYPE_TO_TENSOR_TYPE=types,
-                        TENSOR_TYPE_TO_NP_TYPE={value: key for key, value in types.items()})
-    return module
 
 
 def _tidy(proto: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -89,21 +78,12 @@ def _tidy(proto: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
 class _Recorder:
     """Converts operators, and remembers what became of each."""
 
-    def __init__(self, converter: Any, graph: Graph, names: Sequence[str]) -> None:
-        self._convert: Callable[..., Any] = converter.convert_layer
-        self._known = {op for version, known in converter.registry_.items() if version <= _WRITTEN_FOR for op in known}
+    def __init__(self, convert: Callable[..., Any], graph: Graph, names: Sequence[str]) -> None:
+        self._convert = convert  # MXNet's
         self._nodes = {node.name: node for node in graph.nodes()}
         self._names = names  # of the symbol's nodes
         self.origin: dict[str, str] = {}
         self.values: dict[tuple[str, int], str] = {}
-
-    def check(self, graph: Graph) -> None:
-        """Raise GraphError for operators that there is no conversion of."""
-        unknown = [f"{node.op} ({node.name})" for node in graph.operators()
-                   if node.op not in self._known and node.op not in _OURS]
-        if unknown:
-            raise GraphError(f"MXNet's converter to ONNX knows no {some_of(unknown)}: leave such operators out of the "
-                             "network that is exported, and do their part in the program that serves it")
 
     def convert(self, node: Mapping[str, Any], **given: Any) -> Any:
         """Convert a node as MXNet's function does."""
@@ -111,10 +91,14 @@ class _Recorder:
         inputs = [given["outputs_lookup"][source][output] for source, output, *_ in node["inputs"]]
         ours = None if given["is_input"] else _OURS.get(op)
         try:
-            nodes, dtypes = self._convert(node, **given) if ours is None else ours(self._nodes[name], {
-                **given, "names": [each.name for each in inputs], "dtype": inputs[0].dtype if inputs else None})
+            if ours is None:
+                nodes, dtypes = self._convert(node, **given)
+            else:
+                writer = _Writer(self._nodes[name], inputs, given["initializer"], given["weights"])
+                dtypes, nodes = ours(writer), writer.nodes
         except (AttributeError, NotImplementedError, AssertionError, ValueError, KeyError) as error:
-            raise GraphError(f"{name} ({op}) cannot be written in ONNX: {' '.join(str(error).split())}") from error
+            raise GraphError(f"{name} ({op}) cannot be written in ONNX: {' '.join(str(error).split())}. Leave it "
+                             "out of what is exported, and do its part in the program that serves it") from error
         for each in nodes:
             self.origin.update(dict.fromkeys(getattr(each, "output", ()), name))
         self.values.update(((self._names[source], output), each.name)
@@ -122,19 +106,17 @@ class _Recorder:
         return nodes, dtypes
 
 
-Given = Mapping[str, Any]  # what MXNet's converter hands over beside the node
-Made = Tuple[List[Any], Any]  # nodes, and the types of their outputs, None for the type of the first input
-Translate = Callable[[Node, Given], Made]
 _LOWEST = np.float32(-3e38)  # below each score
 
 
 class _Writer:
     """The ONNX nodes of one operator of MXNet's."""
 
-    def __init__(self, node: Node, given: Given) -> None:
-        self.name, self.attrs, self._node, self._initializer = node.name, node.attrs, node, given["initializer"]
-        self.inputs: list[str] = given["names"]
-        self.dtype: np.dtype = given["dtype"]
+    def __init__(self, node: Node, inputs: Sequence[Any], initializer: list[Any], weights: Mapping[str, Any]) -> None:
+        self.name, self.attrs, self.node = node.name, node.attrs, node
+        self.initializer, self.weights = initializer, weights
+        self.inputs: list[str] = [each.name for each in inputs]
+        self.dtype: np.dtype | None = inputs[0].dtype if inputs else None
         self.nodes: list[Any] = []
 
     def add(self, op: str, *inputs: str, to: str | None = None, outputs: int = 1, **attrs: Any) -> Any:
@@ -147,34 +129,35 @@ class _Writer:
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
         """Add a constant; return its name."""
         from onnx import numpy_helper
-        name = f"{self.name}_constant{len(self._initializer)}"
-        self._initializer.append(numpy_helper.from_array(np.asarray(values, dtype), name))
+        name = f"{self.name}_constant{len(self.initializer)}"
+        self.initializer.append(numpy_helper.from_array(np.asarray(values, dtype), name))
         return name
 
     def part(self, data: str, axis: int, begin: int, end: int) -> str:
         """Add a slice of an axis."""
         return self.add("Slice", data, *map(self.constant, ([begin], [end], [axis])))
 
-    def shape(self, position: int = 0) -> tuple[int, ...]:
-        """Return the shape of an input."""
-        shape = self._node.inputs[position].shape
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the first input."""
+        shape = self.node.inputs[0].shape
         if shape is None:
             raise NotImplementedError("the shape of its data is not known")
         return shape
 
 
-def _weight(node: Node, given: Given) -> Made:
+def _weight(writer: _Writer) -> Any:
     """Write a weight as bytes: MXNet's function writes it number by number."""
     from onnx import helper, numpy_helper
-    values = given["weights"][node.name]
-    given["initializer"].append(numpy_helper.from_array(values, node.name))
+    values = writer.weights[writer.name]
+    writer.initializer.append(numpy_helper.from_array(values, writer.name))
     kind = helper.np_dtype_to_tensor_dtype(values.dtype)
-    return [helper.make_tensor_value_info(node.name, kind, values.shape)], (values.dtype,)
+    writer.nodes.append(helper.make_tensor_value_info(writer.name, kind, values.shape))
+    return (values.dtype,)
 
 
-def _reshape(node: Node, given: Given) -> Made:
+def _reshape(writer: _Writer) -> None:
     """Write a shape as numbers, the first dimension open: MXNet's function does not know all codes of MXNet's."""
-    writer, made = _Writer(node, given), node.shapes[0]
+    made = writer.node.shapes[0]
     codes = integers(writer.attrs, "shape")
     if made is None or not codes:
         raise NotImplementedError("the shape of its result is not known")
@@ -182,22 +165,19 @@ def _reshape(node: Node, given: Given) -> Made:
     if is_set(writer.attrs, "reverse"):
         first = 0 if made[:1] == writer.shape()[:1] else -1
     writer.add("Reshape", writer.inputs[0], writer.constant([first, *made[1:]]), to=writer.name)
-    return writer.nodes, None
 
 
-def _adaptive_average(node: Node, given: Given) -> Made:
+def _adaptive_average(writer: _Writer) -> None:
     """Write average pooling to any size as products with two matrices of shares: MXNet's knows one pixel only."""
-    writer = _Writer(node, given)
     sizes = [int(size) for size in re.findall(r"\d+", writer.attrs.get("output_size", "1"))] or [1]
     rows, columns = sizes * 2 if len(sizes) == 1 else sizes
     if (rows, columns) == (1, 1):
         writer.add("GlobalAveragePool", writer.inputs[0], to=writer.name)
-        return writer.nodes, None
+        return
     height, width = writer.shape()[2:]
     left = writer.constant(_shares(height, rows), writer.dtype)
     right = writer.constant(_shares(width, columns).T, writer.dtype)
     writer.add("MatMul", writer.add("MatMul", left, writer.inputs[0]), right, to=writer.name)
-    return writer.nodes, None
 
 
 def _shares(size: int, parts: int) -> np.ndarray:
@@ -209,9 +189,8 @@ def _shares(size: int, parts: int) -> np.ndarray:
     return shares
 
 
-def _box_nms(node: Node, given: Given) -> Made:
+def _box_nms(writer: _Writer) -> None:
     """Write the suppression of boxes class by class: MXNet's function lets boxes suppress those of other classes."""
-    writer = _Writer(node, given)
     read = writer.attrs.get
     count, width = writer.shape()[-2:]
     if read("in_format", "corner") != read("out_format", "corner"):
@@ -222,7 +201,7 @@ def _box_nms(node: Node, given: Given) -> Made:
     data = writer.add("Reshape", writer.inputs[0], writer.constant([-1, count, width]))
     rows, scores = _best(writer, data, kept, score, label)
     boxes = writer.part(rows, 2, first, first + 4)
-    if label >= 0 and read("force_suppress", "False") not in ("True", "1"):
+    if label >= 0 and not is_set(writer.attrs, "force_suppress"):
         boxes = _apart(writer, boxes, writer.part(rows, 2, label, label + 1))
     chosen = writer.add("NonMaxSuppression", boxes, writer.add("Unsqueeze", scores, writer.constant([1])),
                         writer.constant([kept]), writer.constant([read("overlap_thresh", 0.5)], np.float32),
@@ -233,7 +212,6 @@ def _box_nms(node: Node, given: Given) -> Made:
         padding = writer.constant([0, 0, 0, 0, count - kept, 0])
         found = writer.add("Pad", found, padding, writer.constant(-1, np.float32))
     writer.add("Reshape", found, writer.add("Shape", writer.inputs[0]), to=f"{writer.name}0")
-    return writer.nodes, None
 
 
 def _best(writer: _Writer, data: str, kept: int, score: int, label: int) -> tuple[str, str]:
@@ -289,21 +267,20 @@ _RECURRENT: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, Any]]] = {
 }
 
 
-def _recurrent(node: Node, given: Given) -> Made:
+def _recurrent(writer: _Writer) -> Any:
     """Write recurrent layers: MXNet's function knows neither several layers in both directions nor NTC."""
-    writer = _Writer(node, given)
     read = writer.attrs.get
     for name in ("projection_size", "use_sequence_length", "lstm_state_clip_min"):
         if read(name, "None") not in ("None", "False", "0"):
             raise NotImplementedError(f"expected {name} to be unset")
     op, order, attrs = _RECURRENT[writer.attrs["mode"]]
     layers, hidden = int(writer.attrs["num_layers"]), int(writer.attrs["state_size"])
-    directions = 2 if read("bidirectional", "False") in ("True", "1") else 1
+    directions = 2 if is_set(writer.attrs, "bidirectional") else 1
     size = writer.shape()[2]
     parts = _parameters(writer, layers, directions, size, hidden, order)
     # Empty names stand for zeros, which have the size of a batch.
     states = ["" if entry.node.op in ("_zeros", "_npi_zeros") else name
-              for entry, name in zip(node.inputs[2:], writer.inputs[2:])]
+              for entry, name in zip(writer.node.inputs[2:], writer.inputs[2:])]
     kind = {"direction": "bidirectional" if directions == 2 else "forward", "hidden_size": hidden,
             **{name: value * directions if name == "activations" else value for name, value in attrs.items()}}
     data, last = writer.inputs[0], []
@@ -314,11 +291,11 @@ def _recurrent(node: Node, given: Given) -> Made:
         swapped = writer.add("Transpose", found[0], perm=[0, 2, 1, 3])
         data = writer.add("Reshape", swapped, writer.constant([0, 0, directions * hidden]),
                           to=writer.name if layer == layers - 1 else None)
-    if read("state_outputs", "False") in ("True", "1"):
+    if is_set(writer.attrs, "state_outputs"):
         for number, each in enumerate(zip(*last), 1):
             writer.add("Concat", *each, to=f"{writer.name}{number}", axis=0)
-        return writer.nodes, (writer.dtype,) * (1 + len(last[0]))
-    return writer.nodes, (writer.dtype,)
+        return (writer.dtype,) * (1 + len(last[0]))
+    return (writer.dtype,)
 
 
 def _parameters(writer: _Writer, layers: int, directions: int, size: int, hidden: int,
@@ -347,7 +324,8 @@ def _parameters(writer: _Writer, layers: int, directions: int, size: int, hidden
     return weights
 
 
-_OURS: Mapping[str, Translate] = {
+# Each adds an operator's nodes, and returns the types of its outputs, or None for the type of its first input.
+_OURS: Mapping[str, Callable[[_Writer], Any]] = {
     "null": _weight, "_contrib_AdaptiveAvgPooling2D": _adaptive_average, "_contrib_box_nms": _box_nms,
     "RNN": _recurrent, "Reshape": _reshape,
 }

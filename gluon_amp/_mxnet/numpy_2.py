@@ -4,8 +4,7 @@ Nobody mends it there: apache/mxnet #21165 and #21224 ask for it. Names that are
 """
 from __future__ import annotations
 
-import numbers
-import struct
+from types import FunctionType
 from typing import Any, Callable
 
 import mxnet as mx
@@ -36,44 +35,17 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-class _Sum:
-    """The sum of a metric, in float64: 0.0 and a float32 number of NumPy 2 would give float32."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is None:
-            return self
-        try:
-            return vars(instance)[self.name]
-        except KeyError:
-            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}") from None
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        vars(instance)[self.name] = np.float64(value) if type(value) is float else value
+def _in_float64(name: str) -> property:
+    """Return the sum of a metric, in float64: 0.0 and a float32 number of NumPy 2 would give float32."""
+    return property(lambda metric: vars(metric)[name], lambda metric, value: vars(metric).update(
+        {name: np.float64(value) if type(value) is float else value}))
 
 
-def _pack(header: Any, s: bytes) -> bytes:
-    """Pack a record: MXNet's function asks arrays for ``tostring``, which NumPy 2.3 dropped."""
-    header = recordio.IRHeader(*header)
-    if isinstance(header.label, numbers.Number):
-        return struct.pack(recordio._IR_FORMAT, *header._replace(flag=0)) + s
-    label = np.asarray(header.label, dtype=np.float32)
-    return struct.pack(recordio._IR_FORMAT, *header._replace(flag=label.size, label=0)) + label.tobytes() + s
-
-
-def _pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
-    """Pack an image: so does MXNet's function."""
-    cv2 = recordio.cv2
-    if cv2 is None:
-        raise ImportError("mxnet.recordio.pack_img needs OpenCV.\nRun: python -m pip install opencv-python-headless")
-    options = {".jpg": cv2.IMWRITE_JPEG_QUALITY, ".jpeg": cv2.IMWRITE_JPEG_QUALITY, ".png": cv2.IMWRITE_PNG_COMPRESSION}
-    option = options.get(img_fmt.lower())
-    written, encoded = cv2.imencode(img_fmt, img, None if option is None else [option, quality])
-    if not written:
-        raise ValueError(f"expected an image that OpenCV can write as {img_fmt!r}, received {img.dtype} {img.shape}")
-    return _pack(header, encoded.tobytes())
+def _with_tobytes(function: FunctionType) -> FunctionType:
+    """Return a function of MXNet's that asks arrays for ``tobytes``: NumPy 2.3 dropped ``tostring``."""
+    names = tuple("tobytes" if name == "tostring" else name for name in function.__code__.co_names)
+    return FunctionType(function.__code__.replace(co_names=names), function.__globals__, function.__name__,
+                        function.__defaults__)
 
 
 def _as_array(array: mx.nd.NDArray, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -87,8 +59,7 @@ def _as_array(array: mx.nd.NDArray, dtype: Any = None, copy: bool | None = None)
 # The attributes of MXNet that are replaced.
 MENDS: tuple[tuple[Any, str, Any], ...] = (
     (_ctypes.ndarray, "str", _written), (_ctypes.symbol, "str", _written),
-    (metric.EvalMetric, "sum_metric", _Sum("sum_metric")),
-    (metric.EvalMetric, "global_sum_metric", _Sum("global_sum_metric")),
+    *((metric.EvalMetric, name, _in_float64(name)) for name in ("sum_metric", "global_sum_metric")),
     (mx.nd.NDArray, "__array__", _as_array),
-    (recordio, "pack", _pack), (recordio, "pack_img", _pack_img),
+    *((recordio, name, _with_tobytes(getattr(recordio, name))) for name in ("pack", "pack_img")),
 )

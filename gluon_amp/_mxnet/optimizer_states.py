@@ -1,9 +1,7 @@
 """Optimizers and their states as JSON and arrays, and older files by an unpickler with limits."""
 from __future__ import annotations
 
-import codecs
 import collections
-import copyreg
 import io
 import json
 import pickle
@@ -147,12 +145,9 @@ _ALLOWED: tuple[Any, ...] = (
     mx.nd.NDArray, mx.np.ndarray, CSRNDArray, RowSparseNDArray, mx.Context, np.ndarray, np.dtype,
     collections.OrderedDict, collections.defaultdict, set, frozenset, bytearray, complex, slice, object, dict, list,
     tuple, int, float, bool, str, bytes)
-# Functions that pickles call to make arrays and objects; they can only make objects of the classes above.
-_MAKERS = {("numpy.core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "scalar"),
-           ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "scalar"),
-           ("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_frombuffer")}
-_FUNCTIONS = {("_codecs", "encode"): codecs.encode,
-              ("copyreg", "_reconstructor"): copyreg._reconstructor}  # type: ignore[attr-defined]
+# Functions that pickles call to make arrays; they can only make objects of the classes above.
+_MAKERS = {(f"numpy.{core}.{module}", name) for core in ("core", "_core") for module, name in (
+    ("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -160,19 +155,16 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(content))
         kinds = (*_ALLOWED, *known_classes(*classes), *np.sctypeDict.values())
         self._classes = {(kind.__module__, kind.__qualname__): kind for kind in kinds}
-        self._classes.update({("__builtin__", kind.__qualname__): kind for kind in _ALLOWED
-                              if kind.__module__ == "builtins"})
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the class or function that a pickle names, if it is allowed."""
         if (module, name) in _MAKERS:
             return super().find_class(module.replace("numpy._core", "numpy.core"), name)
-        allowed = self._classes.get((module, name), _FUNCTIONS.get((module, name)))
-        if allowed is None:
+        if (module, name) not in self._classes:
             raise pickle.UnpicklingError(
                 f"it refers to {module}.{name}, which is not an optimizer, scheduler or array of MXNet or NumPy, and "
                 "could run any code. If it is a class of your own and you trust the file, name it in classes=[...]")
-        return allowed
+        return self._classes[module, name]
 
 
 def unpickle(content: bytes, classes: Iterable[type] = ()) -> Any:

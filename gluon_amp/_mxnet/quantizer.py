@@ -1,4 +1,4 @@
-"""MXNet's own INT8 quantizer: it fuses layers, puts INT8 operators in their place, and finds the ranges of tensors."""
+"""MXNet's own INT8 quantizer: it puts INT8 operators in the place of layers, and finds the ranges of tensors."""
 from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
@@ -13,11 +13,6 @@ from .arrays import values_of
 _TYPE = "auto"  # unsigned where the range of a tensor has no negative values
 _BINS = 8001
 _MOST = 2 * _BINS
-
-
-def fused(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Let oneDNN fuse layers with what comes behind them, in FP32 or in INT8."""
-    return symbol.get_backend_symbol("MKLDNN_QUANTIZE")
 
 
 def quantized(symbol: mx.sym.Symbol, kept: Sequence[str], parameters: Sequence[str]) -> mx.sym.Symbol:

@@ -186,19 +186,13 @@ def marked(symbol: mx.sym.Symbol, setting: str) -> mx.sym.Symbol:
     return from_graph(graph, symbol)
 
 
-class _Tracing(threading.local):
-    """Tell whether the current thread traces a block."""
-
-    under_way = False
-
-
-_tracing = _Tracing()
+_tracing = threading.local()  # whether the current thread traces a block
 
 
 @contextmanager
 def outermost_trace() -> Iterator[None]:
     """Trace a block in the body: regions around it leave no marks, regions that its code enters do."""
-    if _tracing.under_way:
+    if getattr(_tracing, "under_way", False):
         yield
         return
     _tracing.under_way = True
@@ -224,10 +218,10 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
     finally:
         for node, attrs in before:
             node.attrs = attrs
-    types = _infer(everything.infer_type_partial, {name: dtype for name, dtype in dtypes.items() if dtype != BFLOAT16})
+    _, types, _ = everything.infer_type_partial(**{name: dtype for name, dtype in dtypes.items() if dtype != BFLOAT16})
     given = dict(shapes or {})
     try:
-        inferred = _infer(everything.infer_shape_partial, given)
+        _, inferred, _ = everything.infer_shape_partial(**given)
     except mx.MXNetError:
         if all(node.name in given for node in nodes if node.is_variable):
             raise
@@ -237,11 +231,6 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
     for node in nodes:
         node.dtypes = [dtype_name(next(known_types)) for _ in range(node.num_outputs)]
         node.shapes = [known_shape(next(known_shapes)) for _ in range(node.num_outputs)]
-
-
-def _infer(method: Any, known: Mapping[str, Any]) -> Sequence[Any]:
-    inferred = method(**known)[1]
-    return inferred if inferred is not None else []
 
 
 def of_inputs(symbol: mx.sym.Symbol, inferred: Sequence[Any]) -> dict[str, Any]:
@@ -271,8 +260,8 @@ def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> 
     """Return the shapes of a symbol's outputs for shapes of its inputs, None where they are unknown."""
     inputs = set(symbol.list_inputs())
     known = {name: tuple(shape) for name, shape in shapes.items() if name in inputs and shape}
-    inferred = _infer(symbol.infer_shape_partial, known) or [None] * len(symbol.list_outputs())
-    return [known_shape(shape) for shape in inferred]
+    _, inferred, _ = symbol.infer_shape_partial(**known)
+    return list(map(known_shape, inferred or [None] * len(symbol.list_outputs())))
 
 
 def known_shape(shape: Shape) -> Shape:
@@ -298,7 +287,7 @@ def first_line(error: mx.MXNetError) -> str:
     return (told or lines or [""])[0]
 
 
-def fuse(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Let oneDNN fuse neighbouring operators, for inference on the CPU."""
-    fused = symbol.get_backend_symbol("MKLDNN")
+def fuse(symbol: mx.sym.Symbol, with_int8: bool = False) -> mx.sym.Symbol:
+    """Let oneDNN fuse neighbouring operators, for inference on the CPU: in FP32, or in FP32 and INT8."""
+    fused = symbol.get_backend_symbol("MKLDNN_QUANTIZE" if with_int8 else "MKLDNN")
     return fused.as_np_ndarray() if isinstance(symbol, NumpySymbol) else fused

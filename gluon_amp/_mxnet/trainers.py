@@ -1,4 +1,4 @@
-"""``gluon.Trainer``: its gradients, how they are reduced, its optimizer's states; and event handlers of Estimator.
+"""``gluon.Trainer``: its gradients, how they are reduced, its optimizer's states; and batches of Estimator.
 
 ``Trainer._update`` asks ``trainer._amp_loss_scaler.has_overflow(params)`` after the gradients are reduced and
 skips the update when the answer is true. That attribute is MXNet's own way in for loss scaling.
@@ -6,15 +6,15 @@ skips the update when the answer is true. That attribute is MXNet's own way in f
 from __future__ import annotations
 
 import operator
-import os
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Callable, Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from mxnet import Context, autograd, cpu, gluon, nd
-from mxnet.gluon.contrib.estimator import CheckpointHandler, Estimator
+from mxnet.gluon.contrib.estimator import Estimator
 from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
@@ -29,10 +29,12 @@ _ATTRIBUTE = "_amp_loss_scaler"
 _grouped: WeakKeyDictionary[gluon.Trainer, tuple[Sequence[NDArray], Sequence[list[NDArray]]]] = WeakKeyDictionary()
 
 
-def set_scaler(trainer: gluon.Trainer, scaler: Any) -> None:
-    """Make ``trainer`` ask ``scaler`` before each update."""
+def set_scaler(trainer: gluon.Trainer, scaler: Any, reduce: Callable[[], None] | None) -> None:
+    """Make a trainer ask a scaler before each update, and call a function in place of its own reduction, if given."""
     setattr(trainer, _ATTRIBUTE, scaler)
     trainer._amp_original_scale = trainer._scale  # read by scripts written for MXNet's own amp
+    if reduce is not None:
+        trainer._allreduce_grads = reduce
 
 
 def attached(trainer: gluon.Trainer) -> Any:
@@ -40,14 +42,10 @@ def attached(trainer: gluon.Trainer) -> Any:
     return getattr(trainer, _ATTRIBUTE, None)
 
 
-def trainer_of(parameter: gluon.Parameter) -> gluon.Trainer | None:
-    """Return the trainer that a parameter was given to."""
-    return parameter._trainer
-
-
-def trains_anything(trainer: gluon.Trainer) -> bool:
-    """Tell whether any of a trainer's parameters gets a gradient."""
-    return any(parameter.grad_req != "null" for parameter in trainer._params)
+def trainer_trains(parameter: gluon.Parameter) -> bool | None:
+    """Tell whether the trainer that a parameter was given to has any that gets a gradient; None without a trainer."""
+    trainer = parameter._trainer
+    return None if trainer is None else any(each.grad_req != "null" for each in trainer._params)
 
 
 def contexts(trainer: gluon.Trainer) -> list[Context]:
@@ -67,27 +65,17 @@ def update_locally(trainer: gluon.Trainer) -> None:
     if trainer._compression_params:
         raise StateError("the trainer compresses gradients: that turns an infinite gradient into a finite one, which "
                          "no loss scaler can see. Create it without compression_params")
-    states = _kvstore_states(trainer)
     trainer._kvstore_params["update_on_kvstore"] = False
-    if states is not None:
-        trainer._reset_kvstore()
-        for updater in trainer._updaters:
-            updater.set_states(states)
-
-
-def _kvstore_states(trainer: gluon.Trainer) -> bytes | None:
-    """Return the optimizer states that an earlier step or ``load_states`` left on the KVStore."""
     if not (trainer._kvstore and trainer._update_on_kvstore):
-        return None
+        return
     if trainer._distributed:
         raise StateError("the trainer has begun to update on a distributed KVStore, which cannot be changed any more. "
                          "Call amp.init_trainer(trainer) before its first step")
-    return trainer._kvstore._updater.get_states(dump_optimizer=False)
-
-
-def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:
-    """Divide the gradient rescaling of the current update; the next step sets it again."""
-    trainer._optimizer.rescale_grad /= factor
+    # What an earlier step or load_states left there stays in force.
+    states = trainer._kvstore._updater.get_states(dump_optimizer=False)
+    trainer._reset_kvstore()
+    for updater in trainer._updaters:
+        updater.set_states(states)
 
 
 def check_gradients(trainer: gluon.Trainer, check: Check | None = None) -> Callable[[], bool]:
@@ -103,21 +91,22 @@ def check_gradients(trainer: gluon.Trainer, check: Check | None = None) -> Calla
 
 def gradient_norm(trainer: gluon.Trainer) -> float:
     """Return the 2-norm of all gradients of the first context, as they are."""
-    first = trainer._contexts[0] if trainer._contexts else None
+    first = contexts(trainer)[0]
     return norm(gradient for _, gradient in named_gradients(trainer) if gradient.context == first)
 
 
 def non_finite_parameters(trainer: gluon.Trainer) -> list[str]:
     """Name the parameters with an infinite or NaN gradient on some context."""
-    return [parameter.name for parameter in trainer._params
-            if any(not all_finite([values]) for values in _gradients_of(parameter))]
+    return list(dict.fromkeys(name for name, values in named_gradients(trainer) if not all_finite([values])))
 
 
 def named_gradients(trainer: gluon.Trainer) -> Iterator[tuple[str, NDArray]]:
-    """Yield every non-empty gradient on every context, with the name of its parameter."""
-    for parameter in trainer._params:
-        for gradient in _gradients_of(parameter):
-            yield parameter.name, gradient
+    """Yield every non-empty gradient on every context to read, with its parameter's name; of row-sparse ones a copy."""
+    for parameter in filter(has_gradient, trainer._params):
+        for gradient in parameter.list_grad():
+            values = gradient if gradient.stype == "default" else gradient.data
+            if values.size:
+                yield parameter.name, values.as_nd_ndarray()  # multi-tensor operators refuse NumPy-style arrays
 
 
 def fresh_parameters(trainer: gluon.Trainer) -> list[str]:
@@ -128,14 +117,6 @@ def fresh_parameters(trainer: gluon.Trainer) -> list[str]:
 def has_gradient(parameter: gluon.Parameter) -> bool:
     """Tell whether a parameter has a gradient."""
     return parameter.grad_req != "null" and parameter._grad is not None
-
-
-def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:
-    """Yield a parameter's gradients to read; of row-sparse ones a copy of the stored rows."""
-    for gradient in parameter.list_grad() if has_gradient(parameter) else ():
-        values = gradient if gradient.stype == "default" else gradient.data
-        if values.size:
-            yield values.as_nd_ndarray()  # multi-tensor operators refuse NumPy-style arrays
 
 
 def store_of(trainer: gluon.Trainer) -> str | KVStoreBase | None:
@@ -153,15 +134,11 @@ def use_store(trainer: gluon.Trainer, store: KVStoreBase) -> None:
         trainer._params_to_init = list(trainer._params)
 
 
-def horovod_trainer(trainer: gluon.Trainer) -> Any:
-    """Return the trainer when it is Horovod's, None otherwise."""
+def horovod_processes(trainer: gluon.Trainer) -> Any:
+    """Return the processes among which a trainer of Horovod reduces; None of another trainer."""
     module = sys.modules.get("horovod.mxnet")
-    return trainer if module is not None and isinstance(trainer, module.DistributedTrainer) else None
-
-
-def process_set(trainer: gluon.Trainer) -> Any:
-    """Return the processes among which a trainer of Horovod reduces."""
-    return trainer._process_set
+    is_horovod = module is not None and isinstance(trainer, module.DistributedTrainer)
+    return trainer._process_set if is_horovod else None
 
 
 def gradients(trainer: gluon.Trainer) -> list[list[NDArray]]:
@@ -176,7 +153,7 @@ def accumulates(trainer: gluon.Trainer) -> list[bool]:
 
 
 def own_reduction(trainer: gluon.Trainer) -> Callable[[], None]:
-    """Return the trainer's own way to reduce its gradients, whatever :func:`replace_reduction` has put in its place."""
+    """Return the trainer's own way to reduce its gradients, whatever :func:`set_scaler` has put in its place."""
     replaced = vars(trainer).get("_allreduce_grads")  # by this package, or by a script
     own = getattr(getattr(replaced, "__self__", None), "own_reduction", replaced)
     return own or partial(type(trainer)._allreduce_grads, trainer)  # which is pickled as it is: a bound method is not
@@ -185,11 +162,6 @@ def own_reduction(trainer: gluon.Trainer) -> Callable[[], None]:
 def is_of_mxnet(own: Callable[[], None]) -> bool:
     """Tell whether a way to reduce gradients is that of MXNet's own trainer."""
     return getattr(own, "func", None) is gluon.Trainer._allreduce_grads
-
-
-def replace_reduction(trainer: gluon.Trainer, function: Callable[[], None]) -> None:
-    """Make ``trainer.step`` and ``trainer.allreduce_grads`` call a function instead of the trainer's own reduction."""
-    trainer._allreduce_grads = function
 
 
 def reduce_gradients(trainer: gluon.Trainer, caller: str) -> None:
@@ -203,19 +175,11 @@ def reduce_gradients(trainer: gluon.Trainer, caller: str) -> None:
     trainer.allreduce_grads()
 
 
-class _StandIn:
-    """A parameter as far as ``_allreduce_grads`` reads it, with other gradients."""
-
-    def __init__(self, gradients: Sequence[NDArray]):
-        self.grad_req = "write" if gradients else "null"
-        self.list_grad = lambda: gradients
-        self._stype = "default"
-
-
 def reduce_arrays(trainer: gluon.Trainer, own: Callable[[], None], arrays: Sequence[Sequence[NDArray]]) -> None:
     """Have the trainer's own reduction reduce arrays instead of gradients."""
     parameters = trainer._params
-    trainer._params = [_StandIn(gradients) for gradients in arrays]
+    trainer._params = [SimpleNamespace(grad_req="write" if gradients else "null", list_grad=partial(list, gradients),
+                                       _stype="default") for gradients in arrays]  # as far as it reads parameters
     try:
         own()
     finally:
@@ -250,19 +214,16 @@ def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
 def discard_gradients(trainer: gluon.Trainer) -> None:
     """Zero gradients and mark them as used, so that an inf does not outlive its step."""
     # Otherwise it stays where gradients accumulate, and where the next step does not use the layer.
-    for parameter in trainer._params:
-        if has_gradient(parameter):
-            for data, gradient in zip(parameter.list_data(), parameter.list_grad()):
-                zero(gradient)
-                data._fresh_grad = False
+    for parameter in filter(has_gradient, trainer._params):
+        for data, gradient in zip(parameter.list_data(), parameter.list_grad()):
+            zero(gradient)
+            data._fresh_grad = False
 
 
 def zero(gradient: NDArray) -> None:
     """Set a gradient of any kind to zero."""
-    if gradient.stype == "default":
-        gradient.as_nd_ndarray()[:] = 0
-    else:
-        nd.zeros_like(gradient, out=gradient)
+    values = gradient.as_nd_ndarray()
+    nd.zeros_like(values, out=values)
 
 
 def is_scaled_by_hand(trainer: gluon.Trainer, scale: float) -> bool:
@@ -286,11 +247,6 @@ def master_arrays(trainer: gluon.Trainer) -> Iterator[NDArray]:
 def ids_of_arrays(trainer: gluon.Trainer) -> frozenset[int]:
     """Return the ids of the parameters' arrays on all devices."""
     return frozenset(id(array) for parameter in trainer._params for array in parameter._data or ())
-
-
-def is_initialized(parameter: gluon.Parameter) -> bool:
-    """Tell whether a parameter has values."""
-    return parameter._data is not None
 
 
 def optimizer_states(trainer: gluon.Trainer) -> tuple[dict[int, Any], Optimizer]:
@@ -350,7 +306,7 @@ def _states_and_optimizer(value: Any, trainer: gluon.Trainer) -> tuple[dict[int,
         raise ValueError(f"it holds states of a parameter {strangers[0]!r}, the trainer has {len(trainer._params)}")
     for index, state in states.items():
         parameter = trainer._params[index]
-        if is_initialized(parameter):
+        if parameter._data is not None:
             _refuse_strange_state(state, index, parameter, optimizer or trainer._optimizer)
     return states, optimizer
 
@@ -380,21 +336,3 @@ def data_and_labels(processor: BatchProcessor, batch: Any, estimator: Estimator,
     return processor._get_data_and_label(batch, estimator.context, batch_axis)
 
 
-class CheckpointEvents(CheckpointHandler):
-    """A ``CheckpointHandler`` with hooks for checkpoints written and read; ``stem`` is their path without suffix."""
-
-    def saved(self, estimator: Estimator, stem: str) -> None:
-        """Act on a checkpoint that was written."""
-
-    def resumed(self, estimator: Estimator, stem: str) -> None:
-        """Act on a checkpoint that was read."""
-
-    def _save_params_and_trainer(self, estimator: Estimator, file_prefix: str) -> None:
-        super()._save_params_and_trainer(estimator, file_prefix)
-        self.saved(estimator, os.path.join(self.model_dir, file_prefix))
-
-    def _resume_from_checkpoint(self, estimator: Estimator) -> None:
-        super()._resume_from_checkpoint(estimator)
-        if self.trained_epoch >= 0:
-            name = f"{self.model_prefix}-epoch{self.trained_epoch}batch{self.trained_batch}"
-            self.resumed(estimator, os.path.join(self.model_dir, name))

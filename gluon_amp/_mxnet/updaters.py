@@ -15,6 +15,8 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import LAMB, NAG, SGD, Adam, Optimizer, Updater
 
+from .arrays import map_arrays
+
 Update = Tuple[int, NDArray, NDArray]  # index, gradient, weight
 Native = Optional[Callable[..., None]]
 
@@ -33,56 +35,50 @@ def speed_up(trainer: gluon.Trainer, native: Native = None) -> None:
 @contextmanager
 def asking(trainer: gluon.Trainer, is_skipped: Callable[[], bool]) -> Iterator[bool]:
     """Let the trainer's updaters ask whether to skip, when the update is prepared; tell whether all of them do."""
-    updaters = [updater for updater in trainer._updaters if isinstance(updater, _CpuUpdater)]
-    do_ask = bool(updaters) and len(updaters) == len(trainer._updaters)
-    for updater in updaters:
-        updater.is_skipped = is_skipped if do_ask else None
+    updaters = trainer._updaters
+    do_ask = bool(updaters) and all(isinstance(updater, _CpuUpdater) for updater in updaters)
+    for updater in updaters if do_ask else ():
+        updater.is_skipped = is_skipped
     try:
         yield do_ask
     finally:
-        for updater in updaters:
-            updater.is_skipped = None
+        for updater in updaters if do_ask else ():
+            updater.is_skipped = bool
 
 
 class _CpuUpdater(Updater):
     """MXNet's updater, with other operators; saves and loads the same states."""
 
-    is_skipped: Callable[[], bool] | None = None  # during an update
-
-    def __init__(self, optimizer: Optimizer):
-        super().__init__(optimizer)
-        self.native: Native = None
-        # the arrays of the latest call, the updates for one call in C++, and the updates for MXNet
-        self._known: tuple[Sequence[Any], list[Update], list[Update]] = (), [], []
+    native: Native = None
+    is_skipped: Callable[[], bool] = bool  # which gives False; asked at an update
+    # the arrays of the latest call, the updates for one call in C++, and the updates for MXNet
+    _known: tuple[Sequence[Any], Sequence[Update], Sequence[Update]] = (), (), ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "is_skipped": None, "_known": ((), [], [])}
+        return {**self.__dict__, "is_skipped": bool, "_known": ((), (), ())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, is_skipped=bool)
         self.states_synced = dict.fromkeys(self.states, False)  # see `_state`
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights, given their indices and gradients, unless the update is to be skipped."""
         if self.native is None or _rule_of(self.optimizer) is None or not isinstance(index, (list, tuple)):
-            if not self._skips():
+            if not self.is_skipped():
                 super().__call__(index, grad, weight)
             return
         if weight:
             self.optimizer._set_current_context(weight[0].context.device_id)
         in_one_call, others = self._sorted(index, grad, weight)
         rows = self._rows(in_one_call)
-        if self._skips():
+        if self.is_skipped():
             return
         for has_states, updates in rows.items():
             self._update_natively(has_states, *zip(*updates))
         if others:
             super().__call__(*zip(*others))
 
-    def _skips(self) -> bool:
-        return self.is_skipped is not None and self.is_skipped()
-
-    def _sorted(self, *update: Sequence[Any]) -> tuple[list[Update], list[Update]]:
+    def _sorted(self, *update: Sequence[Any]) -> tuple[Sequence[Update], Sequence[Update]]:
         """Return the updates for one call in C++, and the others; sorted again only for other arrays: that is slow."""
         given = [item for items in update for item in items]
         known, in_one_call, others = self._known
@@ -128,13 +124,10 @@ class _CpuUpdater(Updater):
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight.as_nd_ndarray())
         elif not self.states_synced[index]:
             # Copied: a C++ operator cannot write into arrays as they come from a file.
-            self.states[index] = _copied(self.sync_state_context(self.states[index], weight.context))
+            state = self.sync_state_context(self.states[index], weight.context)
+            self.states[index] = map_arrays(NDArray.copy, state)
         self.states_synced[index] = True
         return self.states[index]
-
-
-def _copied(state: Any) -> Any:
-    return tuple(map(_copied, state)) if isinstance(state, tuple) else None if state is None else state.copy()
 
 
 def _is_plain(grad: NDArray, weight: NDArray) -> bool:

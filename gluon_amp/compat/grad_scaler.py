@@ -98,7 +98,7 @@ class GradScaler:
         self._scaler = _made(init_scale, **self._settings)
         if self._enabled:
             hooks.install()  # with AMP or without: for operators that make their own gradient, and for statistics
-            running_stats.watch(self)
+            running_stats.deciders.add(self)
         self._is_scaled = False  # whether a loss was, since the last update
         self._items: WeakSet[TrainerScaler] = WeakSet()  # of the trainers that were unscaled or made a step
 
@@ -108,7 +108,7 @@ class GradScaler:
         if not self._enabled:
             return outputs
         self._is_scaled = True
-        running_stats.scaled(item.trainer for item in self._items)
+        running_stats.waiting.update(item.trainer for item in self._items)
         return scaled(outputs, self._scaler.loss_scale)
 
     def unscale_(self, trainer: gluon.Trainer) -> None:
@@ -187,7 +187,7 @@ class GradScaler:
             item.forget()
         self._scaler.settle(new_scale)
         self._is_scaled = False
-        running_stats.rest(item.trainer for item in self._items)
+        running_stats.waiting.difference_update(item.trainer for item in self._items)
 
     def get_scale(self) -> float:
         """Return the factor of the next loss; 1 when not enabled."""

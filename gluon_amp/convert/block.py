@@ -39,7 +39,6 @@ class ConvertedBlock(SymbolBlock):
             # MXNet asks for the type of the data, which any call may bring in another.
             warnings.simplefilter("ignore", UserWarning)
             super().__init__(outputs, inputs)
-        blocks.save_under_full_names(self)
         self.conversion = conversion
         self._state = state  # that it runs under; None where MXNet runs it as it is
         self._spoilt = spoilt_gradients(outputs)
@@ -122,19 +121,17 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target
     network, traced, devices = traced_network(block, asked)
 
     def build(made: Made) -> ConvertedBlock:
-        converted = built(ConvertedBlock, made, network, traced.inputs, devices)
-        blocks.set_formats(converted, traced.formats)
-        return converted
+        return built(ConvertedBlock, made, network, traced.inputs, devices, traced.formats)
 
     return build(converted_network(network, asked, build))
 
 
 def built(kind: type[ConvertedBlock], made: Made, network: Network, inputs: Sequence[mx.sym.Symbol],
-          devices: Sequence[mx.Context]) -> ConvertedBlock:
+          devices: Sequence[mx.Context], formats: tuple[Any, Any] | None = None) -> ConvertedBlock:
     """Make a block of a converted network, hybridized."""
     state = State({"cpu": network.policy}, {"cpu": network.device}) if network.on_cpu else None
     block = kind(made.symbol, inputs, made.record, state)
-    blocks.load_parameters(block, made.arrays, devices)
+    blocks.load_parameters(block, made.arrays, devices, formats)
     block.hybridize(**memory_flags(to_graph(network.symbol)))
     return block
 

@@ -10,7 +10,6 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 import mxnet as mx
 
 from .. import passes
-from .._mxnet import quantizer
 from .._mxnet.arrays import NamesOnly, cast_arrays
 from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
 from ..errors import GraphError, some_of, warn
@@ -158,7 +157,7 @@ def _fuse(graph: Graph, context: Context, symbol: mx.sym.Symbol, quantize: Quant
         return 0  # oneDNN has no kernels for float64
     between = passes.between(graph)
     passes.finish(graph, context)
-    made = to_graph((quantizer.fused if quantize else fuse)(from_graph(graph, symbol)))
+    made = to_graph(fuse(from_graph(graph, symbol), with_int8=quantize is not None))
     count = passes.unshield(made)
     made = quantize(made, between) if quantize else made
     graph.heads, graph.attrs = made.heads, made.attrs

@@ -12,7 +12,7 @@ import mxnet as mx
 from .._mxnet import quantizer
 from .._mxnet.arrays import NDArrayWeights, values_of
 from .._mxnet.engine import Program
-from .._mxnet.symbols import analyse, from_graph, to_graph
+from .._mxnet.symbols import analyse, from_graph, fuse, to_graph
 from ..base.metrics import relative_error
 from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identity
 from ..graph.attrs import integer, integers, is_set
@@ -90,7 +90,7 @@ class Quantizer:
         unshield(made)
         for node in made.operators():
             node.op = _JOIN if node.name in joins else node.op
-        symbol = quantizer.fused(from_graph(self._with_ranges(made), self.like))
+        symbol = fuse(from_graph(self._with_ranges(made), self.like), with_int8=True)
         self.weights.arrays = quantizer.quantized_parameters(symbol, self.weights.arrays)
         self.graph = self._with_ranges(to_graph(symbol))  # MXNet's fusion writes ranges with six decimals
         return self.graph.copy()

@@ -151,7 +151,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     asked = ConversionOptions.of("convert_bucketing_module", locals(), without=["data_example", "data_names"])
     checks.instance("bucketing_mod", bucketing_mod, BucketingModule, "a BucketingModule")
     _refuse_int8(asked)
-    symbols = blocks.bucket_symbols(bucketing_mod)
+    symbols, sym_gen = blocks.buckets_of(bucketing_mod)
     if not symbols or not bucketing_mod.params_initialized:
         raise StateError("the bucketing module has no buckets or no parameters yet: bind it and initialise or load its "
                          "parameters before converting it")
@@ -160,7 +160,6 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     arrays = {**arg_params, **aux_params}
     results = {key: _converted_model(symbol, arrays, asked) for key, symbol in symbols.items()}
     args, aux = (_merged([model[part] for model, _ in results.values()]) for part in (1, 2))
-    sym_gen = blocks.sym_gen_of(bucketing_mod)
 
     def converted_sym_gen(key: Any) -> tuple[mx.sym.Symbol, Any, Any]:
         symbol, data_names, label_names = sym_gen(key)

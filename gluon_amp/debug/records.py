@@ -9,7 +9,8 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 from mxnet.gluon import Block, SymbolBlock
 from mxnet.ndarray import NDArray
 
-from .._mxnet.blocks import Owners, block_tree
+from .._mxnet.blocks import block_tree, descendants, graph_of
+from .._mxnet.symbols import to_graph
 from ..graph import CAST, VARIABLE, Entry, Graph, Node, Role
 from ..graph.attrs import INT8_CASTS, NOTE, is_in_int8, is_set
 from ..machine.costs import Kernel
@@ -265,11 +266,14 @@ class Places:
 
     def __init__(self, net: Block):
         self._paths = {id(block): path for path, block in block_tree(net)}
-        self._owners = Owners(net)
+        self._members = {node.name: block for block in descendants(net) if isinstance(block, SymbolBlock)
+                         for node in to_graph(graph_of(block)[1]).operators()}
+        self._prefixed = sorted(filter(lambda each: each.prefix, descendants(net)), key=lambda each: -len(each.prefix))
 
     def of(self, name: str, around: Block | None, in_graph: bool) -> tuple[str, str]:
         """Return the name of an operator's block, and the path to it."""
-        block = (self._owners.of(name) if in_graph else None) or around
+        named = (block for block in self._prefixed if name.startswith(block.prefix))
+        block = (self._members.get(name) or next(named, None) if in_graph else None) or around
         if isinstance(block, SymbolBlock) and self._paths.get(id(block)) == "":
             # From files: the operators' names begin with those that the blocks had when they were exported.
             return name.rpartition("_")[0] or block.name, ""

@@ -18,7 +18,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import flag_of, map_arrays
-from .._mxnet.invoke import Invocation, Invoke, handle_of, run_operator
+from .._mxnet.invoke import Invocation, Invoke, Runs, handle_of, run_operator
 from ..errors import PolicyError
 from ..graph.attrs import LOW_FLAGS, TYPE_FLAGS
 from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
@@ -27,7 +27,7 @@ from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
 from ..rules.tables.groups import FILLED_LIKE
 from ..state.in_force import frame, outermost
 from ..state.state import EagerPolicy, Operator, twins
-from .gradient_fixes import TWICE_DIFFERENTIABLE, are_recorded, fixing_invocations, make_fixing_invoke
+from .gradient_fixes import TWICE_DIFFERENTIABLE, are_recorded, fixing_invocations
 from .loss_scale import scaled_invocations
 from .running_stats import noting_invocations
 
@@ -48,69 +48,12 @@ def returns_fp32(arguments: Sequence[Any]) -> bool:
     return frame.hybrid_blocks <= 1 and LOW_FLAGS.isdisjoint(given)
 
 
-class Caster(NamedTuple):
-    """Casts arrays for one call."""
-
-    invoke: Invoke  # MXNet's own
-    policy: EagerPolicy
-    is_np_op: bool
-
-    def cast(self, array: NDArray, dtype: str, out: Any = None) -> NDArray:
-        """Cast an array with MXNet's amp_cast."""
-        return run_operator(self.invoke, "amp_cast", [array], {"dtype": dtype}, out, self.is_np_op)
-
-    def input_cast(self, array: NDArray, flag: int, fragile: bool) -> NDArray:
-        """Cast an array; a parameter once per call of the outermost block, in a way that lets gradients accumulate."""
-        dtype = self.policy.target if flag else FLOAT32
-        parameter = flag and autograd.is_recording() and array.grad is not None
-        if not parameter:
-            return self.cast(self._behind_identity(array) if fragile else array, dtype)
-        if frame.casts is None:
-            return self.cast(self._behind_identity(array), dtype)
-        key = (array.handle.value, dtype)
-        if key not in frame.casts:
-            frame.casts[key] = (array, self.cast(self._behind_identity(array), dtype))
-        return frame.casts[key][1]
-
-    def _behind_identity(self, array: NDArray) -> NDArray:
-        # amp_cast loses gradients, or fails, unless an elementwise operator stands before it: see passes/identities.py.
-        return run_operator(self.invoke, "_mul_scalar", [array], {"scalar": 1.0}, is_np_op=self.is_np_op)
-
-    def imitated(self, call: Invocation, has_statistics: bool) -> Any:
-        """Run a call as passes/float16.py does: FP32 arithmetic on rounded values, and a rounded result."""
-        raised = [self._imitating(array, FLOAT32) if is_low(array, self.policy) else array for array in call.inputs]
-        result = self.invoke(*call._replace(inputs=raised))
-        outputs = result if isinstance(result, list) else [result]
-        low = outputs[:1] if has_statistics else outputs  # the statistics of BatchNorm are FP32 as well
-        rounded = [self._imitating(array, self.policy.target) if flag_of(array) == 0 else array for array in low]
-        return [*rounded, *outputs[len(low):]] if isinstance(result, list) else rounded[0]
-
-    def _imitating(self, array: NDArray, dtype: str) -> NDArray:
-        """Make a cast that serves to imitate the type: recordings tell it from others."""
-        frame.imitates = True
-        try:
-            return self.cast(array, dtype)
-        finally:
-            frame.imitates = False
-
-    def write(self, result: Any, out: Any) -> Any:
-        """Write a result into the caller's arrays, in their types."""
-        receivers = out if isinstance(out, (list, tuple)) else [out]
-        for value, receiver in zip(result if isinstance(result, list) else [result], receivers):
-            flag = flag_of(receiver)
-            if flag in _NAMES and flag != flag_of(value):
-                self.cast(value, _NAMES[flag], receiver)
-            else:
-                run_operator(self.invoke, "_copyto", [value], {}, receiver, self.is_np_op)
-        return out
-
-
 def release(value: Any, policy: EagerPolicy, invoke: Invoke) -> Any:
     """Return results, nested as they are, with low-precision arrays turned to FP32."""
     def released(array: NDArray) -> NDArray:
         if not is_low(array, policy):
             return array
-        return Caster(invoke, policy, isinstance(array, mx.np.ndarray)).cast(array, FLOAT32)
+        return run_operator(invoke, "amp_cast", [array], {"dtype": FLOAT32}, is_np_op=isinstance(array, mx.np.ndarray))
     return map_arrays(released, value)
 
 
@@ -149,7 +92,7 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
                           and (policy.target == BFLOAT16 or operator.name in _FILLED_LIKE))
                 if not is_own and (operator.may_lower or policy.flag in flags):
                     call = Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list)
-                    return _Applier(original, policy).run(operator, call, flags)
+                    return _Applier(original, policy, is_np_op).run(operator, call, flags)
         try:
             return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
         except mx.MXNetError:
@@ -157,10 +100,10 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             if wide is inputs:
                 raise
             return original(handle, wide, keys, values, out, is_np_op, output_is_list)
-    return make_fixing_invoke(invoke, is_on)
+    return make_recorded_invoke(invoke, fixing_invocations(behind_casts=False, is_on=is_on))
 
 
-def make_recorded_invoke(original: Invoke) -> Invoke:
+def make_recorded_invoke(original: Invoke, runs: Runs | None = None) -> Invoke:
     """Make a function that runs operators as ``original`` does, some in another way where gradients are recorded."""
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
@@ -169,7 +112,7 @@ def make_recorded_invoke(original: Invoke) -> Invoke:
             return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
         return run(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list))
 
-    recorded = noting_invocations({**fixing_invocations(), **scaled_invocations()})
+    recorded = noting_invocations({**fixing_invocations(), **scaled_invocations()}) if runs is None else runs
     return invoke
 
 
@@ -178,20 +121,21 @@ class _Applier(NamedTuple):
 
     invoke: Invoke  # MXNet's own
     policy: EagerPolicy
+    is_np_op: bool  # of the call
     is_asked: bool = False  # the caller wants low precision, whatever will be differentiated
 
     def run(self, operator: Operator, call: Invocation, flags: list[int]) -> Any:
         """Cast the inputs, call the operator, and give the result the type that its receiver expects."""
-        inputs = call.inputs
-        if call.handle in self.policy.twins and inputs[0].shape == inputs[1].shape:
-            call = call._replace(handle=self.policy.twins[call.handle])
-            operator = self.policy.operators[call.handle]
-        rule = self.policy.decide(operator, call)
+        inputs, policy = call.inputs, self.policy
+        if call.handle in policy.twins and inputs[0].shape == inputs[1].shape:
+            call = call._replace(handle=policy.twins[call.handle])
+            operator = policy.operators[call.handle]
+        rule = policy.decide(operator, call)
         if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE and not self.is_asked
                 and (frame.data_gradients or (not frame.blocks and are_recorded(inputs[:1])))):
             rule = FOR_SECOND_GRADIENTS
-        if rule.rule != KEEP and LOW_FLAGS.difference((self.policy.flag,)).intersection(flags):
-            wide = widened(self.invoke, inputs, call.is_np_op, self.policy.flag)
+        if rule.rule != KEEP and LOW_FLAGS.difference((policy.flag,)).intersection(flags):
+            wide = widened(self.invoke, inputs, call.is_np_op, policy.flag)
             call, flags = call._replace(inputs=wide), [flag_of(array) for array in wide]
         return self._run_by(rule, operator, call, flags)
 
@@ -206,24 +150,71 @@ class _Applier(NamedTuple):
                     for array in map(call.inputs.__getitem__, changed))
         if not (changed or lowers) or not all(castable):
             return self.invoke(*call)
-        caster = Caster(self.invoke, self.policy, call.is_np_op)
         inputs = list(call.inputs)
         for i in changed:
             fragile = i == 1 and operator.name == "Convolution" and any(
                 key == "num_group" and int(value) > 1 for key, value in zip(call.keys, call.values))
-            inputs[i] = caster.input_cast(inputs[i], wanted[i], fragile)
+            inputs[i] = self._input_cast(inputs[i], wanted[i], fragile)
         # A copy has no type of its own, and converts to any.
         if operator.name in ("_copyto", "_npi_copyto") and call.out is not None:
             return self.invoke(*call._replace(inputs=inputs))
         lowered = call._replace(inputs=inputs, out=None)
         try:
-            result = (caster.imitated(lowered, has_statistics=bool(rule.fp32_inputs))
+            result = (self._imitated(lowered, has_statistics=bool(rule.fp32_inputs))
                       if lowers and self.policy.device.imitated else self.invoke(*lowered))
         except mx.MXNetError as error:
             raise _explained(error, operator, rule, inputs) from error
         if call.out is not None:
-            return caster.write(result, call.out)
+            return self._write(result, call.out)
         return result if frame.hybrid_blocks else release(result, self.policy, self.invoke)
+
+    def _cast(self, array: NDArray, dtype: str, out: Any = None) -> NDArray:
+        return run_operator(self.invoke, "amp_cast", [array], {"dtype": dtype}, out, self.is_np_op)
+
+    def _input_cast(self, array: NDArray, flag: int, fragile: bool) -> NDArray:
+        """Cast an array; a parameter once per call of the outermost block, in a way that lets gradients accumulate."""
+        dtype = self.policy.target if flag else FLOAT32
+        is_parameter = flag and autograd.is_recording() and array.grad is not None
+        known = frame.casts if is_parameter else None
+        key = (array.handle.value, dtype)
+        if known is not None and key in known:
+            return known[key][1]
+        made = self._cast(self._behind_identity(array) if is_parameter or fragile else array, dtype)
+        if known is not None:
+            known[key] = array, made
+        return made
+
+    def _behind_identity(self, array: NDArray) -> NDArray:
+        # amp_cast loses gradients, or fails, unless an elementwise operator stands before it: see passes/identities.py.
+        return run_operator(self.invoke, "_mul_scalar", [array], {"scalar": 1.0}, is_np_op=self.is_np_op)
+
+    def _imitated(self, call: Invocation, has_statistics: bool) -> Any:
+        """Run a call as passes/float16.py does: FP32 arithmetic on rounded values, and a rounded result."""
+        raised = [self._imitating(array, FLOAT32) if is_low(array, self.policy) else array for array in call.inputs]
+        result = self.invoke(*call._replace(inputs=raised))
+        outputs = result if isinstance(result, list) else [result]
+        low = outputs[:1] if has_statistics else outputs  # the statistics of BatchNorm are FP32 as well
+        rounded = [self._imitating(array, self.policy.target) if flag_of(array) == 0 else array for array in low]
+        return [*rounded, *outputs[len(low):]] if isinstance(result, list) else rounded[0]
+
+    def _imitating(self, array: NDArray, dtype: str) -> NDArray:
+        """Make a cast that serves to imitate the type: recordings tell it from others."""
+        frame.imitates = True
+        try:
+            return self._cast(array, dtype)
+        finally:
+            frame.imitates = False
+
+    def _write(self, result: Any, out: Any) -> Any:
+        """Write a result into the caller's arrays, in their types."""
+        receivers = out if isinstance(out, (list, tuple)) else [out]
+        for value, receiver in zip(result if isinstance(result, list) else [result], receivers):
+            flag = flag_of(receiver)
+            if flag in _NAMES and flag != flag_of(value):
+                self._cast(value, _NAMES[flag], receiver)
+            else:
+                run_operator(self.invoke, "_copyto", [value], {}, receiver, self.is_np_op)
+        return out
 
 
 def _wanted_flags(rule: Decision, flags: list[int], low: int) -> list[int] | None:
@@ -252,5 +243,5 @@ def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], po
         raise PolicyError(f"the operator {op} does not run in {policy.target} (rule {rule.rule}: {rule.note})")
     call = Invocation(handle_of(op), inputs, list(attrs), list(attrs.values()), None, False, output_is_list=True)
     with outermost():
-        return _Applier(original, policy, is_asked=True).run(
+        return _Applier(original, policy, is_np_op=False, is_asked=True).run(
             Operator(op, replace(rule, rule=LOWER), True), call, [flag_of(array) for array in inputs])

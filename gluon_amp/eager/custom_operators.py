@@ -37,11 +37,7 @@ class References(UserDict):
         self.data[number] = value
 
 
-class _Thread(threading.local):
-    latest: CustomOpProp | None = None  # the properties of a custom operator that this thread made last
-
-
-_thread = _Thread()
+_thread = threading.local()  # its ``latest`` are the properties of a custom operator that it made last
 
 
 def inputs_with_own_gradient(attrs: Mapping[str, str]) -> int:

@@ -7,14 +7,14 @@ gradient penalties: layers that MXNet could differentiate twice stay as they are
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import is_recorded
-from .._mxnet.invoke import Invocation, Invoke, handle_of, registered_operators
+from .._mxnet.invoke import Invocation, Invoke, Runs, handle_of, registered_operators
 from .._mxnet.symbols import dtype_name
 from ..graph import VARIABLE, Node
 from ..passes.activations import FP32_ACTIVATIONS
@@ -34,30 +34,15 @@ _Operand = Tuple[bool, bool, Optional[str], Tuple[int, ...]]
 _Step = Tuple[int, Sequence[Tuple[int, int]], Sequence[str], Sequence[str]]
 
 
-def make_fixing_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
-    """Make a function that runs operators as ``original`` does, where their gradients are right before AMP's casts."""
-    def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
-               is_np_op: bool, output_is_list: bool) -> Any:
-        op = served.get(handle)
-        if op is None or out is not None or not autograd.is_recording() or not is_on():
-            return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
-        return _run(op, original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list),
-                    behind_casts=False)
-
-    served = {handle_of(op): op for op in calls_to_fix(behind_casts=False)}
-    return invoke
-
-
-def fixing_invocations() -> Mapping[int, Callable[[Invoke, Invocation], Any]]:
-    """Return how to run imperative calls whose gradients are wrong behind AMP's casts, by the operators' handles."""
+def fixing_invocations(behind_casts: bool = True, is_on: Callable[[], bool] = lambda: True) -> Runs:
+    """Return how to run imperative calls whose gradients are wrong, behind AMP's casts or before them."""
     known = set(registered_operators().values())
-    return {handle_of(op): partial(_run, op, behind_casts=True) for op in calls_to_fix(behind_casts=True)
-            if op in known}
+    return {handle_of(op): partial(_run, op, behind_casts, is_on) for op in calls_to_fix(behind_casts) if op in known}
 
 
-def _run(op: str, invoke: Invoke, call: Invocation, behind_casts: bool) -> Any:
+def _run(op: str, behind_casts: bool, is_on: Callable[[], bool], invoke: Invoke, call: Invocation) -> Any:
     """Run a call, operator by operator where the table says that others have to stand around it."""
-    steps = _fixed(op, call, behind_casts)
+    steps = _fixed(op, call, behind_casts) if (behind_casts or call.out is None) and is_on() else ()
     if not steps:
         return invoke(*call)
     made: list[Any] = [[array] for array in call.inputs]

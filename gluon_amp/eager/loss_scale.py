@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Iterator
 from weakref import WeakKeyDictionary, WeakSet
 
 import mxnet as mx
@@ -22,7 +22,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet import trainers
-from .._mxnet.invoke import Invocation, Invoke, handle_of, invoke, original_invoke, run_operator
+from .._mxnet.invoke import Invocation, Invoke, Runs, handle_of, invoke, original_invoke, run_operator
 from .._mxnet.symbols import dtype_name
 from ..errors import StateError, some_of, warn
 from ..graph import CAST
@@ -50,7 +50,7 @@ class _LossScale:
         self._at_update: WeakKeyDictionary[Trainer, tuple[int, int]] = WeakKeyDictionary()
         self._told: WeakSet[Trainer] = WeakSet()
         self._read = False  # whether the scale has been read since the last backward pass
-        self._out_of_reach = ""  # an operator since then whose gradient cannot carry the scale
+        self.out_of_reach = ""  # an operator that ran since then, and whose gradient cannot carry the scale
 
     def scaled(self, loss: NDArray, scale: float) -> NDArray:
         """Multiply a loss by a scale; MXNet's record of the product tells so."""
@@ -67,18 +67,18 @@ class _LossScale:
             self._read = True
             return self._arrays[context].detach()
 
-    def cannot_reach(self, operator: str) -> None:
-        """Note that an operator runs whose gradient cannot carry the scale."""
-        self._out_of_reach = operator
-
     @contextmanager
     def of(self, heads: Any, counts: bool = True) -> Iterator[None]:
         """Let gradients of the heads, which the body asks for, carry the scale of the losses; count the pass."""
-        is_read = bool(self._arrays or self._out_of_reach)
+        is_read = bool(self._arrays or self.out_of_reach)
         arrays = heads if isinstance(heads, (list, tuple)) else [heads]
         scales = [_scales_behind(head, is_read) for head in arrays if isinstance(head, NDArray)] if self._any else []
         if counts:
-            self._count(scales)
+            scaled, others = self.passes
+            if scales and all(scales):
+                self.passes, self._latest = (scaled + 1, others), max(map(max, scales))
+            else:
+                self.passes = scaled, others + 1
         if not is_read:
             yield
             return
@@ -87,16 +87,9 @@ class _LossScale:
             with self.at(scale):
                 yield
 
-    def _count(self, scales: Sequence[set[float]]) -> None:
-        scaled, others = self.passes
-        if scales and all(scales):
-            self.passes, self._latest = (scaled + 1, others), max(map(max, scales))
-        else:
-            self.passes = scaled, others + 1
-
     def _checked(self, scales: set[float]) -> float:
         """Return the scale of a backward pass; raise StateError where an operator's own gradient cannot carry it."""
-        read, out_of_reach, self._read, self._out_of_reach = self._read, self._out_of_reach, False, ""
+        read, out_of_reach, self._read, self.out_of_reach = self._read, self.out_of_reach, False, ""
         if scales and out_of_reach:
             raise StateError(f"the gradient of {out_of_reach} cannot carry the loss scale: the operator makes it "
                              "on its own, inside of a loop, a branch, a partition or of sparse data. Take the operator "
@@ -163,27 +156,22 @@ def _scales_behind(head: NDArray, is_asked_for_all: bool) -> set[float]:
     return {float(attrs[_MARK]) for attrs in symbol.attr_dict().values() if _MARK in attrs}
 
 
-def scaled_invocations() -> Mapping[int, Callable[[Invoke, Invocation], Any]]:
+def scaled_invocations() -> Runs:
     """Return how to run imperative calls of operators that make their own gradient, by their handles."""
     return {handle_of(op): partial(_run, op) for op in (*WITH_OWN_GRADIENT, CUSTOM)}
 
 
 def _run(op: str, invoke: Invoke, call: Invocation) -> Any:
-    count = inputs_with_own_gradient(call.attrs()) if op == CUSTOM else 1
-    inputs = [_times_scale(invoke, array, call, op) if i < count else array for i, array in enumerate(call.inputs)]
+    count, inputs = inputs_with_own_gradient(call.attrs()) if op == CUSTOM else 1, list(call.inputs)
+    for i, array in enumerate(inputs[:count]):
+        if isinstance(array, BaseSparseNDArray):
+            loss_scale.out_of_reach = op
+        elif dtype_name(array.dtype) in _FLOATS and array.size:
+            inputs[i] = _with_scale(invoke, "broadcast_mul", array, call.is_np_op)
     result = invoke(*call._replace(inputs=inputs))
     if op != ADDS_GRADIENT or call.out is not None:
         return result
     return _with_scale(invoke, "broadcast_div", result, call.is_np_op)
-
-
-def _times_scale(invoke: Invoke, array: NDArray, call: Invocation, op: str) -> NDArray:
-    if isinstance(array, BaseSparseNDArray):
-        loss_scale.cannot_reach(op)
-        return array
-    if dtype_name(array.dtype) not in _FLOATS or not array.size:
-        return array
-    return _with_scale(invoke, "broadcast_mul", array, call.is_np_op)
 
 
 def _with_scale(invoke: Invoke, op: str, array: NDArray, is_np_op: bool) -> NDArray:

@@ -23,7 +23,7 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet import trainers
 from .._mxnet.arrays import wait_for_statistics
-from .._mxnet.invoke import Invocation, Invoke, handle_of, original_invoke, run_operator
+from .._mxnet.invoke import Invocation, Invoke, Runs, handle_of, original_invoke, run_operator
 from ..rules.tables.groups import ADDS_GRADIENT, BATCH_NORMS, CUSTOM
 from .custom_operators import number_of_states
 
@@ -78,23 +78,20 @@ class _RunningStats:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._deciders: WeakSet[Any] = WeakSet()  # trainers that may skip steps, and GradScalers, which make them skip
-        self._waiting: WeakSet[Trainer] = WeakSet()  # trainers that scaled a loss since they decided
+        # Trainers that may skip steps, and GradScalers, which make them skip: arrays are copied as long as one lives.
+        self.deciders: WeakSet[Any] = WeakSet()
+        self.waiting: WeakSet[Trainer] = WeakSet()  # trainers that scaled a loss, and will decide on it
         self._calls: dict[int, _Call] = {}  # by the ids of the arrays that they write
         # Calls whose backward pass will write, by the ids of the arrays that it writes: the ids of their inputs, those
         # arrays, and their device and type.
         self._ahead: dict[tuple[int, ...], tuple[Sequence[int], list[NDArray], Any]] = {}
-
-    def watch(self, decider: Any) -> None:
-        """Copy arrays that are written from now on, as long as the decider lives."""
-        self._deciders.add(decider)
 
     def forget(self) -> None:
         """Put no array back that was written so far."""
         with self._lock:
             self._calls.clear()
             self._ahead.clear()
-            self._waiting.clear()
+            self.waiting.clear()
 
     def note(self, inputs: Sequence[NDArray], written: Callable[[], Sequence[Sequence[int]]]) -> None:
         """Take note that a call is about to write inputs at positions, grouped by :func:`alike`, if it is recorded."""
@@ -127,32 +124,24 @@ class _RunningStats:
                 self._calls.update((id(array), call) for array in arrays if self._is_new(array))
 
     def _is_due(self) -> bool:
-        return bool(self._deciders) and autograd.is_recording() and autograd.is_training()
+        return bool(self.deciders) and autograd.is_recording() and autograd.is_training()
 
     def _is_new(self, array: NDArray) -> bool:
         call = self._calls.get(id(array))
         return call is None or call.age > 0
 
-    def scaled(self, deciders: Iterable[Trainer]) -> None:
-        """Take note that a loss of trainers was scaled: they will decide."""
-        self._waiting.update(deciders)
-
-    def rest(self, deciders: Iterable[Trainer]) -> None:
-        """Take note that trainers will not decide on the losses so far."""
-        self._waiting.difference_update(deciders)
-
     def decided(self, trainer: Trainer, skipped: bool) -> None:
         """Put back the arrays that were written for a step if it is skipped, or forget how they were."""
         with self._lock:
-            self._waiting.discard(trainer)
+            self.waiting.discard(trainer)
             if not self._calls:
                 return
             if skipped:
                 wait_for_statistics()
-            elif len(self._deciders) == 1 and trainer in self._deciders:
+            elif len(self.deciders) == 1 and trainer in self.deciders:
                 self._calls.clear()
                 return
-            own, *awaited = map(trainers.ids_of_arrays, (trainer, *self._waiting))
+            own, *awaited = map(trainers.ids_of_arrays, (trainer, *self.waiting))
             for call in set(self._calls.values()):
                 is_own = not own.isdisjoint(call.beside)
                 is_awaited = not all(other.isdisjoint(call.beside) for other in awaited)
@@ -166,8 +155,7 @@ class _RunningStats:
 running_stats = _RunningStats()
 
 
-def noting_invocations(runs: Mapping[int, Callable[[Invoke, Invocation], Any]]
-                       ) -> dict[int, Callable[[Invoke, Invocation], Any]]:
+def noting_invocations(runs: Runs) -> Runs:
     """Return how to run imperative calls, by the operators' handles: operators that write inputs take note of it."""
     return {**runs, **{handle_of(op): partial(_noting, op, runs.get(handle_of(op), lambda invoke, call: invoke(*call)))
                        for op in (*_POSITIONS, CUSTOM)}}

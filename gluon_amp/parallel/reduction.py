@@ -34,8 +34,9 @@ def distribute(trainer: gluon.Trainer, allreduce_always_fp32: bool = False,
 
 
 def _group_of(trainer: gluon.Trainer, name: str) -> Group | None:
-    if trainers.horovod_trainer(trainer) is not None:
-        return horovod_group(trainers.process_set(trainer))
+    processes = trainers.horovod_processes(trainer)
+    if processes is not None:
+        return horovod_group(processes)
     store = trainers.store_of(trainer)
     if isinstance(store, GroupStore):
         return store.group

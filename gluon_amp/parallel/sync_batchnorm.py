@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block
 
 from .. import parallel
 from .._mxnet import batch_norms, gpus
-from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm
-from .._mxnet.blocks import descendants, forget_trace
+from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm, exchange
+from .._mxnet.blocks import descendants, forget_traces
 from .._mxnet.symbols import dtype_name
 from ..base import checks
 from ..errors import StateError, expected, warn
@@ -51,7 +51,7 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     checks.instance("net", net, Block, "a Block")
     if allreduce is not None and not callable(allreduce):
         raise TypeError(expected("a callable", "allreduce", allreduce))
-    blocks = [block for block in batch_norms.batch_norms(net) if not batch_norms.settings(block)["use_global_stats"]]
+    blocks = batch_norms.batch_norms(net)
     _refuse_unfit(net, blocks)
     contexts, count = _contexts(net, num_devices)
     prepare = None
@@ -63,19 +63,17 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     _refuse_few_resources(count, contexts)
     are_gpus = bool(contexts) and all(context.device_type == "gpu" for context in contexts)
     uses_mxnet = are_gpus and allreduce is None
-    settings = [(block, batch_norms.settings(block)) for block in blocks]
-    for block, own in settings:
-        if uses_mxnet and own["axis"] != 1:
+    for block in blocks:
+        if uses_mxnet and batch_norms.axis_of(block) != 1:
             raise StateError(f"{_CALLED}: MXNet's SyncBatchNorm, used for the GPUs of one process, normalizes axis 1 "
-                             f"only, and {block.name} has axis={own['axis']}. Use one process per GPU")
-    for block, own in settings:
-        kernel = {name: own[name] for name in ("eps", "momentum", "fix_gamma")}
+                             f"only, and {block.name} has axis={batch_norms.axis_of(block)}. Use one process per GPU")
+    for block in blocks:
         if uses_mxnet:  # which knows the layer among all networks of the process by a key
-            MXNetSyncBatchNorm.take(block, f"{block.prefix}{id(block)}", count, use_global_stats=False, **kernel)
+            exchange(block, MXNetSyncBatchNorm, key=f"{block.prefix}{id(block)}", ndev=count, use_global_stats=False)
         else:
-            CustomBatchNorm.take(block, OPERATOR, Layer(count, allreduce, prepare), axis=own["axis"], **kernel)
-    for block in filter(lambda block: isinstance(block, HybridBlock), descendants(net)):
-        forget_trace(block)  # traced again at its next call
+            layer = Layer(count, allreduce, prepare)
+            exchange(block, CustomBatchNorm, layer, op_type=OPERATOR, layer=layer.key, axis=batch_norms.axis_of(block))
+    forget_traces(descendants(net))
     return net
 
 

@@ -90,7 +90,7 @@ class RewritingCachedOp:
         if self._hook:
             self._observe(operation, plan)
         if self.traced.unscaled and autograd.is_recording():
-            loss_scale.cannot_reach(self.traced.unscaled)
+            loss_scale.out_of_reach = self.traced.unscaled
         if self._states:
             running_stats.note(args, lambda: self._grouped(plan, args))
         try:

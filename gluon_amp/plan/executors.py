@@ -19,7 +19,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from .._mxnet.engine import as_callback, check_waiting, serialize_execution
 from .._mxnet.invoke import Callback
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of, to_graph
-from .._mxnet.trainers import trainer_of, trains_anything
+from .._mxnet.trainers import trainer_trains
 from ..errors import StateError, warn
 from ..graph import cast_nodes
 from ..graph.attrs import STORAGE
@@ -71,12 +71,12 @@ def _refuse_training(symbol: mx.sym.Symbol, requests: Mapping[str, str], ctx: An
 def refuse_trained(parameters: Mapping[str, Parameter], spoilt: Mapping[str, str], is_frozen: bool) -> None:
     """Raise StateError where the parameters of a converted block are trained; imported ones have gradients anyhow."""
     for name, parameter in parameters.items():
-        trainer = trainer_of(parameter)
-        if name in spoilt and parameter.grad_req != "null" and (is_frozen or trainer is not None):
+        trains = trainer_trains(parameter)
+        if name in spoilt and parameter.grad_req != "null" and (is_frozen or trains is not None):
             raise StateError("the network was converted for inference, and cannot be trained: expected "
                              f"grad_req='null' for {name!r} ({spoilt[name]}), received {parameter.grad_req!r}. To "
                              f"fine-tune it, {_INSTEAD}")
-        if is_frozen and trainer is not None and not trains_anything(trainer):
+        if is_frozen and trains is False:
             raise StateError("expected a trainer with parameters to train, found one that has those of a converted "
                              f"network only, which get no gradients. To fine-tune it, {_INSTEAD}")
 

@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 from mxnet import autograd
-from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler, TrainBegin, TrainEnd
+from mxnet.gluon.contrib.estimator import CheckpointHandler, Estimator, GradientUpdateHandler, TrainBegin, TrainEnd
 from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 
-from .._mxnet.trainers import CheckpointEvents, data_and_labels
+from .._mxnet.trainers import data_and_labels
 from ..base import checks
 from ..base.files import replacing
 from ..session.autocast import autocast
@@ -102,23 +102,25 @@ def _own(processor: Any) -> Any:
     return processor.own if isinstance(processor, _AmpBatchProcessor) else processor
 
 
-class AmpCheckpointHandler(CheckpointEvents):
+class AmpCheckpointHandler(CheckpointHandler):
     """MXNet's ``CheckpointHandler``, with the loss scaler's state in every checkpoint.
 
     Takes the same parameters, and goes to ``fit`` together with :class:`AmpHandler`. The scaler is written to
     ``<model_prefix>-epoch<n>batch<m>.scaler``, and read with ``resume_from_checkpoint=True`` where that file exists.
     """
 
-    def saved(self, estimator: Estimator, stem: str) -> None:
-        """Write the state of the trainer's loss scalers, if it has any."""
+    def _save_params_and_trainer(self, estimator: Estimator, file_prefix: str) -> None:
+        super()._save_params_and_trainer(estimator, file_prefix)
         states = [scaler.state_dict() for scaler in scalers_of(estimator.trainer)]
+        path = os.path.join(self.model_dir, file_prefix + _SUFFIX)
         if states:
-            with replacing(stem + _SUFFIX) as (temporary,), open(temporary, "w") as file:
+            with replacing(path) as (temporary,), open(temporary, "w") as file:
                 json.dump(states, file)
 
-    def resumed(self, estimator: Estimator, stem: str) -> None:
-        """Read the state of the trainer's loss scalers, if checkpoint and trainer have any."""
-        scalers, path = scalers_of(estimator.trainer), stem + _SUFFIX
+    def _resume_from_checkpoint(self, estimator: Estimator) -> None:
+        super()._resume_from_checkpoint(estimator)
+        name = f"{self.model_prefix}-epoch{self.trained_epoch}batch{self.trained_batch}{_SUFFIX}"
+        scalers, path = scalers_of(estimator.trainer), os.path.join(self.model_dir, name)
         if scalers and os.path.exists(path):
             with open(path) as file:
                 load_scalers(scalers, fitting(scalers, json.load(file), path))

@@ -81,7 +81,7 @@ class TrainerScaler:
         """Count among :func:`attached_scalers`, and have running statistics kept for the trainer."""
         if self.skips:
             _attached[id(self)] = self
-            running_stats.watch(self.trainer)
+            running_stats.deciders.add(self.trainer)
 
     # Scripts read and set these on ``trainer._amp_loss_scaler``, which is MXNet's own scaler for them.
     _loss_scale, _next_loss_scale, _max_loss_scale, _scale_seq_len, _unskipped = map(
@@ -146,7 +146,7 @@ class TrainerScaler:
 
     def _begin(self, loss_id: int) -> None:
         scale = self.scaler_of(loss_id).loss_scale
-        running_stats.scaled([self.trainer])
+        running_stats.waiting.add(self.trainer)
         self.session = in_force.session
         if self.state is StepState.UNSCALED:
             if trainers.gradient_norm(self.trainer) != 0.0:
@@ -290,7 +290,7 @@ class TrainerScaler:
         for listener in self.listeners:
             listener(not finite)
         if finite and carried != 1.0:
-            trainers.divide_rescaling(self.trainer, carried)
+            self.trainer.optimizer.rescale_grad /= carried  # which the next step sets again
         self._end(StepState.STEPPED if finite else StepState.SKIPPED)
         try:
             self._warn_of_skips()
@@ -354,9 +354,7 @@ def attach(scaler: TrainerScaler, *, updates: bool = True, **reduction: Any) -> 
         trainers.update_locally(trainer)
         scaler.reduction = distribute(trainer, **reduction)
         updaters.speed_up(trainer, native.update if native.is_available("_gluon_amp_adam") else None)
-    trainers.set_scaler(trainer, scaler)
-    if scaler.adds_up:
-        trainers.replace_reduction(trainer, scaler.reduce)
+    trainers.set_scaler(trainer, scaler, scaler.reduce if scaler.adds_up else None)
     scaler.remember()
 
 

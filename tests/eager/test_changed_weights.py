@@ -55,10 +55,6 @@ def write_out(parameter, value):
     mx.nd.identity(value, out=parameter.data())
 
 
-def write_numpy(parameter, value):
-    parameter.set_data(value.asnumpy())
-
-
 def write_in_place(parameter, value):
     array = parameter.data()
     array -= array - value
@@ -69,13 +65,8 @@ def write_rows(parameter, value):
         parameter.data()[row] = value[row]
 
 
-WRITES = [lambda parameter, value: parameter.set_data(value), write_slice, write_out, write_numpy, write_in_place,
-          write_rows]
-NAMES = ["set_data", "slice", "out", "numpy", "in_place", "rows"]
-
-
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
-@pytest.mark.parametrize("write", WRITES, ids=NAMES)
+@pytest.mark.parametrize("write", [mx.gluon.Parameter.set_data, write_slice, write_out, write_in_place, write_rows])
 class TestWrites:
     def test_the_next_call_sees_them(self, data, hybridize, write):
         expected = Adapting(dense(), write)(data)

@@ -255,22 +255,6 @@ def test_values_are_those_of_the_program(way):
         np.testing.assert_array_equal(values.asnumpy(), plain)
 
 
-def weight_after_a_step(net, scale, *data):
-    """Train once, with a loss scale or without; return the weight of the dense layer."""
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, update_on_kvstore=False)
-    if scale:
-        amp.init_trainer(trainer, scale)
-    with autograd.record():
-        loss = net(*data)
-        if scale:
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
-        else:
-            loss.backward()
-    trainer.step(BATCH)
-    return net.collect_params()["dense_weight"].data().asnumpy()
-
-
 def test_a_module_has_no_scale():
     """Executors have no trainer that would divide by it."""
     def gradient():
@@ -298,7 +282,15 @@ def test_a_penalty_that_is_added_to_the_gradient(way):
         net.initialize(mx.init.One())
         net.collect_params()["penalized_moving_avg"].set_data(mx.nd.ones(SIZE) * 0.5)
         net.hybridize(**WAYS[way])
-        return weight_after_a_step(net, scale, *draw())
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, update_on_kvstore=False)
+        if scale:
+            amp.init_trainer(trainer, scale)
+        with autograd.record():
+            loss = net(*draw())
+            with amp.scale_loss(loss, trainer) if scale else nullcontext(loss) as scaled:
+                scaled.backward()
+        trainer.step(BATCH)
+        return net.collect_params()["dense_weight"].data().asnumpy()
 
     expected = trained(None)
     amp.init("float32")

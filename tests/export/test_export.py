@@ -342,7 +342,7 @@ class TestErrors:
 
     def test_unknown_operator(self, tmp_path):
         net = Net(lambda F, x: F.linalg.gelqf(x))
-        self.refused(tmp_path, amp.GraphError, r"knows no _linalg_gelqf \(.*gelqf0\): leave such operators out", net,
+        self.refused(tmp_path, amp.GraphError, r"\(_linalg_gelqf\) cannot be written in ONNX.*Leave it out of", net,
                      mx.nd.ones((2, 3)))
 
     @pytest.mark.parametrize("shape", [(2, 12), (-4, 2, 1, 0, 0)])

@@ -149,11 +149,11 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     **{f"converted_{name}": _rewritten(_PLANNED[name], converts=True)
        for name in ("scaled", "scaled_by_a_hundredth", "output_order")},
     "added_is_written": _patched((identities.SharedIdentities, "before", lambda shared, entry: entry)),
-    "added_is_written_eager": _patched((applier.Caster, "_behind_identity", lambda call, array: array)),
+    "added_is_written_eager": _patched((applier._Applier, "_behind_identity", lambda call, array: array)),
     "bias_unwritten": _patched((planner.Traced, "concerned", lambda *_: frozenset())),
     "bias_unwritten_eager": _patched((gradient_fixes, "_fixed", lambda *_: None)),
     "stale_weights": _patched((cached_op.RewritingCachedOp, "__call__", _call_with_first_weights), wraps=True),
-    "stale_weights_eager": _patched((applier.Caster, "input_cast", _stale_casts), wraps=True),
+    "stale_weights_eager": _patched((applier._Applier, "_input_cast", _stale_casts), wraps=True),
     "exclusions_ignored": _patched((blocks.Exclusions, "inside", lambda *_: set()),
                                    (blocks.Exclusions, "match", lambda *_: False)),
     "regions_ignored": _patched((precisions, "decide", _decide_without_regions), wraps=True),
