@@ -91,7 +91,7 @@ INSIDE = {
     "machine": ["costs", "dtypes", "host", "start", "__init__"],
     "base": ["metrics", "files", "context", "aliases", "checks", "__init__"],
     "compat": ["stand_in", "grad_scaler", "opt_level", "__init__"],
-    "debug": ["search", "overflow", "explain", "compare", "report", "recording", "records", "recorder",
+    "debug": ["search", "overflow", "explain", "compare", "report", "recorder", "recording", "records",
               "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["autocast", "init", "hooks", "block_calls", "__init__"],

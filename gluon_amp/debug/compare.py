@@ -22,7 +22,8 @@ from ..rules.decision import may_lower
 from ..state.devices import choose, device_supports, verdict, warn_if_slow
 from ..state.in_force import in_force, under
 from ..state.state import EagerPolicy, State, device_policies, policies_of
-from .recording import Recording, arguments_of, is_float, make_ready, record, unchanged
+from .recorder import record
+from .recording import Recording, arguments_of, is_float, make_ready, unchanged
 from .records import OpRecord
 from .report import Shown, text_table
 

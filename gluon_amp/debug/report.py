@@ -20,7 +20,8 @@ from ..errors import expected
 from ..graph import WISHES
 from ..machine.dtypes import FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
 from ..state.in_force import in_force
-from .recording import Recording, arguments_of, make_ready, record, unchanged
+from .recorder import record
+from .recording import Recording, arguments_of, make_ready, unchanged
 from .records import OpRecord
 
 if TYPE_CHECKING:
