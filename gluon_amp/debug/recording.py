@@ -63,7 +63,7 @@ class Recording:
         """Run an operator that was called by itself, under a name in the program, or of what AMP inserted."""
         # ``writes``: into arrays that were made before; ``is_whole``: a method of arrays, or another call as a whole.
         self._note(inputs, policy)
-        block, path = self._places.of("", around, in_graph=False)
+        block, path = self._places.of("", around)
         name = f"{block}/{called}"
         number = self._counts[name]
         role = Role.CAST if role is Role.OWN and op == CAST else role

@@ -231,9 +231,9 @@ class Places:
         self._paths = {id(block): path for path, block in block_tree(net)}
         self._owners = Owners(net)
 
-    def of(self, name: str, around: Block | None, in_graph: bool) -> tuple[str, str]:
-        """Return the name of an operator's block, and the path to it."""
-        block = (self._owners.of(name) if in_graph else None) or around
+    def of(self, name: str, around: Block | None) -> tuple[str, str]:
+        """Return the name of the block of an operator in a graph, or around one without a name, and the path to it."""
+        block = self._owners.of(name) or around
         if isinstance(block, SymbolBlock) and self._paths.get(id(block)) == "":
             # From files: the operators' names begin with those that the blocks had when they were exported.
             return name.rpartition("_")[0] or block.name, ""
@@ -255,7 +255,7 @@ def of_graph(graph: Graph, traced: Graph, around: Block | None, places: Places,
         role = Role.CAST if node.role is Role.OWN and node.op in _CASTS else node.role
         record = made[id(node)] = OpRecord(
             node.name, node.kind, node.op, node.attrs, role, reads, node.dtypes[0] if node.dtypes else None,
-            node.shapes[0] if node.shapes else None, *places.of(node.name, around, True), True, node.decision,
+            node.shapes[0] if node.shapes else None, *places.of(node.name, around), True, node.decision,
             node.attrs.get(NOTE, ""), _of_data(node.op, node.attrs, reads, Entry(node).dtype),
             repeatable=not node.extra)
         if as_traced[node.kind, node.name]:
