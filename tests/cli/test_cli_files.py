@@ -138,10 +138,9 @@ class TestConvert:
         options = ["-o", tmp_path / "out", "--dtype", "float32"]
         code, _, _ = run(capsys, "convert", *model(folder), *options, "--int8", "--calib-data", tmp_path / "data.npz")
         assert code == 0
-        for wrong, said in (["--int8"], "calib_data: INT8 needs data"), (["--calib-batches", "9"], "give calib_data"):
-            code, _, err = run(capsys, "convert", *model(folder), *options, *wrong)
-            assert code == 1
-            assert said in err
+        code, _, err = run(capsys, "convert", *model(folder), *options, "--int8")
+        assert code == 1
+        assert "calib_data: INT8 needs data" in err
 
     def test_a_file_that_is_slower_here_is_warned_of(self, folder, tmp_path, capsys, lesser):
         code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "bf16")
