@@ -64,12 +64,9 @@ class Recording:
         # ``writes``: into arrays that were made before; ``is_whole``: a method of arrays, or another call as a whole.
         self._note(inputs, policy)
         block, path = self._places.of("", around)
-        name = f"{block}/{called}"
-        number = self._counts[name]
         role = Role.CAST if role is Role.OWN and op == CAST else role
-        made = OpRecord(f"{name}{number or ''}", op, op, attrs or {}, role, list(map(self._read, inputs)),
+        made = OpRecord(f"{block}/{called}", op, op, attrs or {}, role, list(map(self._read, inputs)),
                         None, None, block, path, decision=decision, repeatable=not is_whole)
-        self._counts[name] += 1
         outputs = self._run(made, inputs, compute, writes)
         observe_call(made, dtype_name(outputs[0].dtype), outputs[0].shape, policy)
         if not (writes and self.differentiates):
@@ -115,9 +112,12 @@ class Recording:
 
     def _run(self, made: OpRecord, inputs: Sequence[NDArray], compute: Compute, writes: bool = False) -> list[NDArray]:
         made.training = autograd.is_training()
+        number = self._counts[made.name]
+        self._counts[made.name] += 1
         if made.in_graph:
-            made.count = self._counts[made.name]
-            self._counts[made.name] += 1
+            made.count = number
+        elif number:
+            made.name += str(number)
         self.records.append(made)
         if not self.differentiates or writes:
             outputs = list(compute(inputs))

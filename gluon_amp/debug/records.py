@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
-from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 from mxnet.gluon import Block, SymbolBlock
 from mxnet.ndarray import NDArray
@@ -71,6 +71,14 @@ class Read(NamedTuple):
     is_parameter: bool = False
     source: OpRecord | None = None  # the operator that gave it
     output: int = 0  # its number among that operator's outputs
+
+    def upstream(self) -> Iterator[Read]:
+        """Yield this input, and the first input of each operator of AMP's that it comes through."""
+        read = self
+        yield read
+        while read.source is not None and read.source.inserted and read.source.reads:
+            read = read.source.reads[0]
+            yield read
 
 
 class Input(NamedTuple):
@@ -210,9 +218,7 @@ class OpRecord:
 
 
 def _input(read: Read) -> Input:
-    chain = [read]
-    while chain[-1].source is not None and chain[-1].source.inserted and chain[-1].source.reads:
-        chain.append(chain[-1].source.reads[0])
+    chain = list(read.upstream())
     origin = chain[-1]
     # Where a type is imitated, values are rounded right behind the operator that gives them, and computed with in FP32.
     made = chain[-2] if len(chain) > 1 and _is_rounded(chain[-2]) else origin
@@ -301,10 +307,8 @@ def count_casts(records: Sequence[OpRecord]) -> None:
     readers: dict[int, OpRecord] = {}  # the first one of each inserted operator
     for record in records:
         for read in () if record.inserted else record.reads:
-            source = read.source
-            while source is not None and source.inserted:
-                readers.setdefault(id(source), record)
-                source = source.reads[0].source if source.reads else None
+            for each in read.upstream():
+                readers.setdefault(id(each.source), record)
     for cast in records:
         if cast.inserted and cast.op in _CASTS and cast.shape:
             cast.bytes_converted = prod(cast.shape) * (_BYTES.get(str(cast.reads[0].dtype), 0)
