@@ -35,22 +35,21 @@ _MOST_GRADIENTS = 5
 BACKWARD, DATA, FORWARD, LOSS, PARAMETER = "backward", "data", "forward", "loss", "parameter"
 UNDERFLOW, UNKNOWN = "underflow", "unknown"
 
-_HEADLINES = {
-    DATA: "{tensor} of the network's call is not finite",
-    PARAMETER: "the parameter {tensor} is not finite; {operator} reads it first",
-    FORWARD: "{operator} gave the first value that is not finite, in the forward pass",
-    LOSS: "the gradient that the loss gave for {tensor} of the network is not finite",
-    BACKWARD: "{operator} gave the first gradient that is not finite, in the backward pass",
-    UNDERFLOW: "{operator} rounded values to zero, which {tensor!r} turned into the first ones that are not finite",
-    UNKNOWN: "all values were finite when the step ran again",
-}
-_ADVICE = {
-    DATA: "Look at the data: mixed precision is not the cause",
-    PARAMETER: "Look at how it was initialized, loaded or updated: an earlier step must have let it through",
-    LOSS: "Compute the loss in FP32, in code outside of hybrid blocks; look at its labels and at divisions and "
-          "logarithms in it; a lower loss scale helps when only the scaled loss overflows",
-    UNKNOWN: "Random operators (Dropout, sampling) may have drawn other numbers, a gradient may have been "
-             "accumulated from earlier steps, or the parameters are used outside of the network that is traced",
+# For each phase the headline, and the remedy where it is the same for all operators.
+_TEXTS = {
+    DATA: ("{tensor} of the network's call is not finite",
+           "Look at the data: mixed precision is not the cause"),
+    PARAMETER: ("the parameter {tensor} is not finite; {operator} reads it first",
+                "Look at how it was initialized, loaded or updated: an earlier step must have let it through"),
+    FORWARD: ("{operator} gave the first value that is not finite, in the forward pass", ""),
+    LOSS: ("the gradient that the loss gave for {tensor} of the network is not finite",
+           "Compute the loss in FP32, in code outside of hybrid blocks; look at its labels and at divisions and "
+           "logarithms in it; a lower loss scale helps when only the scaled loss overflows"),
+    BACKWARD: ("{operator} gave the first gradient that is not finite, in the backward pass", ""),
+    UNDERFLOW: ("{operator} rounded values to zero, which {tensor!r} made the first ones that are not finite", ""),
+    UNKNOWN: ("all values were finite when the step ran again",
+              "Random operators (Dropout, sampling) may have drawn other numbers, a gradient may have been accumulated "
+              "from earlier steps, or the parameters are used outside of the network that is traced"),
 }
 
 
@@ -79,12 +78,9 @@ class Magnitude:
         return not (self.inf or self.nan)
 
     def __str__(self) -> str:
-        faults = [f"{count} {word}" for count, word in ((self.inf, "infinite"), (self.nan, "NaN")) if count]
-        if not faults:
-            return f"{self.name} ({self.dtype}): largest {self.largest:.3g}"
-        finite = f", finite ones up to {self.largest:.3g}" if self.inf + self.nan < self.size else ""
-        return (f"{self.name} ({self.dtype}): largest {'inf' if self.inf else 'nan'}, {' and '.join(faults)} of "
-                f"{self.size}{finite}")
+        counts = {"infinite": self.inf, "NaN": self.nan}
+        faults = "".join(f", {count} {word} of {self.size}" for word, count in counts.items() if count)
+        return f"{self.name} ({self.dtype}): largest {'finite ' if faults else ''}{self.largest:.3g}{faults}"
 
 
 @dataclass(frozen=True)
@@ -122,18 +118,17 @@ class OverflowReport:
     def __str__(self) -> str:
         operator = f"{self.op} {self.operator!r}" + (f" of block {self.block!r}" if self.block else "")
         lines = [f"Step skipped at loss scale {self.loss_scale:g}: "
-                 + _HEADLINES[self.phase].format(operator=operator, tensor=self.tensor)]
+                 + _TEXTS[self.phase][0].format(operator=operator, tensor=self.tensor)]
         if self.rounded_to and self.phase != UNDERFLOW:
             lines.append(f"  the value overflows {self.rounded_to}, whose largest number is "
                          f"{FORMATS[self.rounded_to].largest:g}, when it is rounded")
         for title, items in (("read", self.inputs), ("gave", self.outputs),
                              ("gradient that reached it", self.gradients), ("gradient it gave", self.input_gradients),
-                             ("in FP32", self.in_fp32)):
+                             ("in FP32", self.in_fp32),
+                             ("parameter gradient", self.parameter_gradients[:_MOST_GRADIENTS])):
             lines += [f"  {title + ':':26}{item}" for item in items]
-        shown = self.parameter_gradients[:_MOST_GRADIENTS]
-        lines += [f"  {'parameter gradient:':26}{item}" for item in shown]
-        if len(self.parameter_gradients) > len(shown):
-            lines.append(f"  {'':26}and {len(self.parameter_gradients) - len(shown)} more that are not finite")
+        if len(self.parameter_gradients) > _MOST_GRADIENTS:
+            lines.append(f"  {'':26}and {len(self.parameter_gradients) - _MOST_GRADIENTS} more that are not finite")
         return "\n".join([*lines, f"  {self.advice}"])
 
     @property
@@ -141,8 +136,8 @@ class OverflowReport:
         """The remedy."""
         if self.rounded_to and self.phase == LOSS:
             return "Lower the loss scale, or take a mean rather than a sum in the loss"
-        if self.phase in _ADVICE:
-            return _ADVICE[self.phase]
+        if _TEXTS[self.phase][1]:
+            return _TEXTS[self.phase][1]
         if not self.overflows:
             return "It is not finite in FP32 either: look at its inputs, rather than at mixed precision"
         scale = " A lower loss scale makes gradients smaller." if self.phase == BACKWARD else ""

@@ -87,9 +87,7 @@ class Input(NamedTuple):
     name: str  # of the operator, parameter or data that it comes from
     source_dtype: str | None  # the type that it has there
     dtype: str | None  # the type in which the operator reads it
-    shape: tuple[int, ...] | None
-    is_parameter: bool  # always False for symbols, which do not tell
-    is_result: bool  # whether an operator gave it
+    is_parameter: bool
 
     @property
     def is_cast(self) -> bool:
@@ -223,7 +221,7 @@ def _input(read: Read) -> Input:
     # Where a type is imitated, values are rounded right behind the operator that gives them, and computed with in FP32.
     made = chain[-2] if len(chain) > 1 and _is_rounded(chain[-2]) else origin
     taken = next((each for each in chain if not (_is_rounded(each) and each.dtype == FLOAT32)), origin)
-    return Input(origin.name, made.dtype, taken.dtype, origin.shape, origin.is_parameter, origin.source is not None)
+    return Input(origin.name, made.dtype, taken.dtype, origin.is_parameter)
 
 
 def _is_rounded(read: Read) -> bool:
