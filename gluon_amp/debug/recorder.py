@@ -15,6 +15,7 @@ from mxnet.ndarray import NDArray
 from .._mxnet.engine import Stopwatch
 from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators, run_operator
 from ..base.context import Replaced
+from ..eager.applier import make_invoke
 from ..graph import CAST, Role
 from ..plan.cached_op import RewritingCachedOp
 from ..rules import Decision
@@ -51,9 +52,10 @@ def _heard(made: Recording) -> Iterator[None]:
     # included. Methods run without an operator call, or write into arrays made before: slices, copies, functions. They
     # matter to gradients alone.
     replaced = Replaced()
-    with hooks.kept_in_place(), hooks.invoke_replaced() as (original, put):
-        recorder = _Recorder(made, original)
-        put(recorder.inner, recorder.outer)
+    with hooks.kept_in_place():
+        recorder = _Recorder(made, in_force.invoke)
+        replaced.put(in_force, "invoke", recorder.inner)
+        replaced.put(*hooks.INVOKE, recorder.outer(make_invoke(recorder.inner, in_force.eager, in_force.is_on)))
         replaced.put(RewritingCachedOp, "__call__", recorder.cached_op(RewritingCachedOp.__call__))
         replaced.put(Block, "__call__", recorder.block(Block.__call__))
         for owner, name in PAST_INVOKE if made.differentiates else ():
@@ -101,12 +103,12 @@ class _Recorder:
         def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
             result = self.original(*made._replace(inputs=arrays, output_is_list=True))
             return result if isinstance(result, (list, tuple)) else [result]
-        op = _names().get(made.handle, "?")
-        called = self.called[-1] if self.called else 0
+        names, called = _names(), self.called[-1] if self.called else 0
+        op = names.get(made.handle, "?")
         is_own = made.handle in (called, twins().get(called))
         eager = in_force.eager(made.inputs)
         outputs = self.made.called(
-            op, _names().get(called, "?") if is_own else f"+{op}", self.blocks[-1], made.inputs, compute, made.attrs(),
+            op, names.get(called, "?") if is_own else f"+{op}", self.blocks[-1], made.inputs, compute, made.attrs(),
             Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
             None if eager is None else eager.policy,
             None if eager is None or not is_own else _decision(eager, op, made), writes=made.out is not None)
