@@ -53,14 +53,14 @@ def _heard(made: Recording) -> Iterator[None]:
     # matter to gradients alone.
     replaced = Replaced()
     with hooks.kept_in_place():
-        recorder = _Recorder(made, in_force.invoke)
-        replaced.put(in_force, "invoke", recorder.inner)
-        replaced.put(*hooks.INVOKE, recorder.outer(make_invoke(recorder.inner, in_force.eager, in_force.is_on)))
-        replaced.put(RewritingCachedOp, "__call__", recorder.cached_op(RewritingCachedOp.__call__))
-        replaced.put(Block, "__call__", recorder.block(Block.__call__))
-        for owner, name in PAST_INVOKE if made.differentiates else ():
-            replaced.put(owner, name, recorder.method(name, getattr(owner, name)))
         try:
+            recorder = _Recorder(made, in_force.invoke)
+            replaced.put(in_force, "invoke", recorder.inner)
+            replaced.put(*hooks.INVOKE, recorder.outer(make_invoke(recorder.inner, in_force.eager, in_force.is_on)))
+            replaced.put(RewritingCachedOp, "__call__", recorder.cached_op(RewritingCachedOp.__call__))
+            replaced.put(Block, "__call__", recorder.block(Block.__call__))
+            for owner, name in PAST_INVOKE if made.differentiates else ():
+                replaced.put(owner, name, recorder.method(name, getattr(owner, name)))
             yield
         finally:
             replaced.restore()
