@@ -17,16 +17,7 @@ from . import check, files, run
 
 __all__ = ["main", "parser"]
 
-FAILURE, WRONG_USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
-
-# Commands of earlier versions, and what to use in their place.
-_GONE = {
-    "advise": "gluon-amp report lists every operator, and ends with what holds the network back",
-    "compare": "amp.compare(net, data) in Python gives the errors, gluon-amp report --time the speed",
-    "env": "gluon-amp check begins with what this machine runs, and why",
-    "info": "gluon-amp report says how a file was converted",
-    "launch": "horovodrun, mpirun or MXNet's DMLC_* variables start several processes, see docs/distributed.md",
-}
+FAILURE, INTERRUPTED, CLOSED_PIPE = 1, 130, 141
 _EXAMPLES = """\
 examples:
   gluon-amp check
@@ -52,11 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in _GONE:
-        print(f"gluon-amp {words[0]} is gone: {_GONE[words[0]]}", file=sys.stderr)
-        return WRONG_USAGE
-    arguments = parser().parse_args(words)
+    arguments = parser().parse_args(argv)
     if arguments.command is None:
         parser().print_help()
         return 0

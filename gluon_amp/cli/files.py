@@ -16,7 +16,6 @@ from mxnet.gluon import SymbolBlock
 from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import first_line, to_graph
 from ..convert import (
-    MODES,
     batches_of,
     check_parameters,
     conversion_of,
@@ -43,7 +42,17 @@ def declare(command: Callable[..., argparse.ArgumentParser]) -> None:
     parser = command("convert", convert, "convert the files of a trained FP32 network for inference: mixed precision, "
                      "folded and fused operators")
     _add_files(parser)
-    _add_conversion(parser)
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write the files; made if absent")
+    parser.add_argument("--optimize", metavar="STEPS", default="all",
+                        type=lambda text: text if text in ("all", "none") else text.split(","),
+                        help="all, none, or optimisations separated by commas")
+    parser.add_argument("--disable-pass", metavar="NAME", action="append", default=[],
+                        help=f"a graph pass to switch off; repeatable. One of {', '.join(list_passes())}")
+    add = parser.add_argument_group("INT8", "layers in INT8, and the rest in --dtype").add_argument
+    add("--int8", action="store_true", help="let layers run in INT8; needs --calib-data")
+    add("--calib-data", metavar="PATH", help="an .npz file of arrays named as the inputs, or a directory of such files")
+    add("--max-int8-error", type=float, metavar="E", help="the most that outputs may differ from FP32, as in 0.02; the "
+                                                          "fastest such network is searched")
     parser = command("report", report, "run a network once and list its operators, the precision of each, and why")
     _add_files(parser, "a network, converted or not", excludes=False)
     parser.add_argument("--by", choices=["operator", "block", "op"], default="operator",
@@ -75,22 +84,6 @@ def _add_files(parser: argparse.ArgumentParser, what: str = "the FP32 network", 
                             help="an operator to keep in FP32; may hold wildcards; repeatable")
 
 
-def _add_conversion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write the files; made if absent")
-    parser.add_argument("--optimize", metavar="STEPS", default="all",
-                        type=lambda text: text if text in ("all", "none") else text.split(","),
-                        help="all, none, or optimisations separated by commas")
-    parser.add_argument("--disable-pass", metavar="NAME", action="append", default=[],
-                        help=f"a graph pass to switch off; repeatable. One of {', '.join(list_passes())}")
-    add = parser.add_argument_group("INT8", "layers in INT8, and the rest in --dtype").add_argument
-    add("--int8", action="store_true", help="let layers run in INT8; needs --calib-data")
-    add("--calib-data", metavar="PATH", help="an .npz file of arrays named as the inputs, or a directory of such files")
-    add("--calib-mode", choices=MODES, help=f"how ranges are chosen (default: {MODES[0]})")
-    add("--calib-batches", type=int, metavar="N", help="how many batches of 32 to take (default: all)")
-    add("--max-int8-error", type=float, metavar="E", help="the most that outputs may differ from FP32, as in 0.02; the "
-                                                          "fastest such network is searched")
-
-
 def filled(text: str, indent: int = 0) -> str:
     """Break a text into lines as wide as the terminal, and no names of files."""
     return textwrap.fill(text, max(30, shutil.get_terminal_size().columns), subsequent_indent=" " * indent,
@@ -118,8 +111,7 @@ def convert(args: argparse.Namespace) -> int:
     with _named_errors(args.symbol, args.params):
         made = convert_model(model[0], model[1], model[2], INT8 if args.int8 else args.dtype, exclude=args.exclude,
                              optimize=args.optimize, disable_passes=args.disable_pass, data_example=shapes,
-                             data_names=list(shapes) or None, calib_data=args.calib_data, calib_mode=args.calib_mode,
-                             calib_batches=args.calib_batches, max_error=args.max_int8_error,
+                             data_names=list(shapes) or None, calib_data=args.calib_data, max_error=args.max_int8_error,
                              dtypes=[INT8, args.dtype] if args.int8 and args.dtype else None)
     os.makedirs(args.output, exist_ok=True)
     files = save_model(prefix, number, *made)

@@ -22,7 +22,8 @@ from ..rules.decision import may_lower
 from ..state.devices import choose, device_supports, verdict, warn_if_slow
 from ..state.in_force import in_force, under
 from ..state.state import EagerPolicy, State, device_policies, policies_of
-from .recording import Recording, arguments_of, is_float, make_ready, record, unchanged
+from .recorder import record
+from .recording import Recording, arguments_of, is_float, make_ready, unchanged
 from .records import OpRecord
 from .report import Shown, text_table
 
@@ -197,7 +198,12 @@ def _compared(fp32: Recording, mixed: Recording, state: State) -> Comparison:
         if low is None or not any(map(is_float, wide.outputs)):
             continue
         is_low = low.precision == eager.target
-        isolated = _isolated(wide, fp32, eager) if is_low and low.is_decided and wide.repeatable else (0.0, 0.0)
+        isolated = 0.0, 0.0
+        if is_low and low.is_decided and wide.repeatable:
+            both = alone(wide, fp32, eager)
+            isolated = (float("nan"), float("nan")) if both is None else (
+                _difference(fp32, both[0].outputs, fp32, both[1].outputs),
+                _difference(fp32, both[0].input_gradients, fp32, both[1].input_gradients))
         rows.append(OperatorError(
             wide.name, wide.op, wide.block, eager.target if is_low else FLOAT32, isolated[0],
             _difference(fp32, wide.outputs, mixed, rounded.get(id(low), low.outputs)),
@@ -217,22 +223,11 @@ def _parameter_errors(fp32: Recording, mixed: Recording) -> Iterator[tuple[str, 
         yield name, relative_error([pair], _NEGLIGIBLE * typical * np.sqrt(pair[0].size))
 
 
-def _isolated(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[float, float]:
-    """Return the errors of an operator's outputs and input gradients when it alone runs in low precision."""
-    if not lowers_alone(wide, policy):
-        return float("nan"), float("nan")
-    plain, low = both_ways(wide, fp32, policy)
-    return (_difference(fp32, plain.outputs, fp32, low.outputs),
-            _difference(fp32, plain.input_gradients, fp32, low.input_gradients))
-
-
-def lowers_alone(wide: OpRecord, policy: EagerPolicy) -> bool:
-    """Tell whether an operator runs in low precision outside of graphs, where those in C++ do not."""
-    return may_lower(policy.rule_of(wide.op, parameters(wide.attrs), wide.arguments[0].shape))
-
-
-def both_ways(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[OpRecord, OpRecord]:
+def alone(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[OpRecord, OpRecord] | None:
     """Run an operator of an FP32 run alone, in FP32 and in low precision, with the same random numbers."""
+    # None for operators that run in low precision in C++ only, which is in graphs.
+    if not may_lower(policy.rule_of(wide.op, parameters(wide.attrs), wide.arguments[0].shape)):
+        return None
     mx.random.seed(SEED)
     plain = fp32.again(wide)
     mx.random.seed(SEED)

@@ -69,7 +69,7 @@ def explain(net: Block | Report, name: str, data: Any = None) -> Explanation:
         raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
     state = in_force.current()
     policy = state.policy(device) if state is not None and state.enabled else None
-    return Explanation(name, tuple(_explained(each, own, policy) for each in rows))
+    return Explanation(tuple(_explained(each, own, policy) for each in rows))
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,9 @@ class OperatorExplanation:
 class Explanation:
     """What :func:`gluon_amp.explain` found; print it."""
 
-    name: str  # as it was asked for
     operators: tuple[OperatorExplanation, ...]  # in the order in which they run
 
     def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
         return "\n".join(map(str, self.operators))
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Sequence
@@ -26,7 +26,8 @@ from ..session.autocast import custom_fwd
 from ..state.in_force import in_force, under
 from ..state.state import State
 from ..training.trainer_scaler import attached_to
-from .recording import Recording, float_arrays, is_float, record, unchanged
+from .recorder import record
+from .recording import Recording, float_arrays, is_float, unchanged
 from .records import OpRecord
 
 _logger = logging.getLogger("gluon_amp")
@@ -34,22 +35,21 @@ _MOST_GRADIENTS = 5
 BACKWARD, DATA, FORWARD, LOSS, PARAMETER = "backward", "data", "forward", "loss", "parameter"
 UNDERFLOW, UNKNOWN = "underflow", "unknown"
 
-_HEADLINES = {
-    DATA: "{tensor} of the network's call is not finite",
-    PARAMETER: "the parameter {tensor} is not finite; {operator} reads it first",
-    FORWARD: "{operator} gave the first value that is not finite, in the forward pass",
-    LOSS: "the gradient that the loss gave for {tensor} of the network is not finite",
-    BACKWARD: "{operator} gave the first gradient that is not finite, in the backward pass",
-    UNDERFLOW: "{operator} rounded values to zero, which {tensor!r} turned into the first ones that are not finite",
-    UNKNOWN: "all values were finite when the step ran again",
-}
-_ADVICE = {
-    DATA: "Look at the data: mixed precision is not the cause",
-    PARAMETER: "Look at how it was initialized, loaded or updated: an earlier step must have let it through",
-    LOSS: "Compute the loss in FP32, in code outside of hybrid blocks; look at its labels and at divisions and "
-          "logarithms in it; a lower loss scale helps when only the scaled loss overflows",
-    UNKNOWN: "Random operators (Dropout, sampling) may have drawn other numbers, a gradient may have been "
-             "accumulated from earlier steps, or the parameters are used outside of the network that is traced",
+# For each phase the headline, and the remedy where it is the same for all operators.
+_TEXTS = {
+    DATA: ("{tensor} of the network's call is not finite",
+           "Look at the data: mixed precision is not the cause"),
+    PARAMETER: ("the parameter {tensor} is not finite; {operator} reads it first",
+                "Look at how it was initialized, loaded or updated: an earlier step must have let it through"),
+    FORWARD: ("{operator} gave the first value that is not finite, in the forward pass", ""),
+    LOSS: ("the gradient that the loss gave for {tensor} of the network is not finite",
+           "Compute the loss in FP32, in code outside of hybrid blocks; look at its labels and at divisions and "
+           "logarithms in it; a lower loss scale helps when only the scaled loss overflows"),
+    BACKWARD: ("{operator} gave the first gradient that is not finite, in the backward pass", ""),
+    UNDERFLOW: ("{operator} rounded values to zero, which {tensor!r} made the first ones that are not finite", ""),
+    UNKNOWN: ("all values were finite when the step ran again",
+              "Random operators (Dropout, sampling) may have drawn other numbers, a gradient may have been accumulated "
+              "from earlier steps, or the parameters are used outside of the network that is traced"),
 }
 
 
@@ -78,12 +78,9 @@ class Magnitude:
         return not (self.inf or self.nan)
 
     def __str__(self) -> str:
-        faults = [f"{count} {word}" for count, word in ((self.inf, "infinite"), (self.nan, "NaN")) if count]
-        if not faults:
-            return f"{self.name} ({self.dtype}): largest {self.largest:.3g}"
-        finite = f", finite ones up to {self.largest:.3g}" if self.inf + self.nan < self.size else ""
-        return (f"{self.name} ({self.dtype}): largest {'inf' if self.inf else 'nan'}, {' and '.join(faults)} of "
-                f"{self.size}{finite}")
+        counts = {"infinite": self.inf, "NaN": self.nan}
+        faults = "".join(f", {count} {word} of {self.size}" for word, count in counts.items() if count)
+        return f"{self.name} ({self.dtype}): largest {'finite ' if faults else ''}{self.largest:.3g}{faults}"
 
 
 @dataclass(frozen=True)
@@ -121,18 +118,17 @@ class OverflowReport:
     def __str__(self) -> str:
         operator = f"{self.op} {self.operator!r}" + (f" of block {self.block!r}" if self.block else "")
         lines = [f"Step skipped at loss scale {self.loss_scale:g}: "
-                 + _HEADLINES[self.phase].format(operator=operator, tensor=self.tensor)]
+                 + _TEXTS[self.phase][0].format(operator=operator, tensor=self.tensor)]
         if self.rounded_to and self.phase != UNDERFLOW:
             lines.append(f"  the value overflows {self.rounded_to}, whose largest number is "
                          f"{FORMATS[self.rounded_to].largest:g}, when it is rounded")
         for title, items in (("read", self.inputs), ("gave", self.outputs),
                              ("gradient that reached it", self.gradients), ("gradient it gave", self.input_gradients),
-                             ("in FP32", self.in_fp32)):
+                             ("in FP32", self.in_fp32),
+                             ("parameter gradient", self.parameter_gradients[:_MOST_GRADIENTS])):
             lines += [f"  {title + ':':26}{item}" for item in items]
-        shown = self.parameter_gradients[:_MOST_GRADIENTS]
-        lines += [f"  {'parameter gradient:':26}{item}" for item in shown]
-        if len(self.parameter_gradients) > len(shown):
-            lines.append(f"  {'':26}and {len(self.parameter_gradients) - len(shown)} more that are not finite")
+        if len(self.parameter_gradients) > _MOST_GRADIENTS:
+            lines.append(f"  {'':26}and {len(self.parameter_gradients) - _MOST_GRADIENTS} more that are not finite")
         return "\n".join([*lines, f"  {self.advice}"])
 
     @property
@@ -140,8 +136,8 @@ class OverflowReport:
         """The remedy."""
         if self.rounded_to and self.phase == LOSS:
             return "Lower the loss scale, or take a mean rather than a sum in the loss"
-        if self.phase in _ADVICE:
-            return _ADVICE[self.phase]
+        if _TEXTS[self.phase][1]:
+            return _TEXTS[self.phase][1]
         if not self.overflows:
             return "It is not finite in FP32 either: look at its inputs, rather than at mixed precision"
         scale = " A lower loss scale makes gradients smaller." if self.phase == BACKWARD else ""
@@ -180,31 +176,24 @@ class _Probe(autograd.Function):
         return gradient
 
 
-class OverflowTracer(AbstractContextManager):
+class OverflowTracer(ExitStack):
     """Runs every skipped step of a trainer once more and finds what overflowed; made by :func:`trace_overflow`."""
 
     def __init__(self, net: Block, trainer: gluon.Trainer, limit: int):
+        super().__init__()
         self.net = net
         self.trainer = trainer
         self.limit = limit
         self.reports: list[OverflowReport] = []  # one per skipped step, up to ``limit``
         self._calls: list[_Call] = []
         self._runs_again = False
-        self._stack = ExitStack()
         self._forward = net.forward
         net.forward = self._traced_forward
-        self._stack.callback(delattr, net, "forward")
-        scaler = trainers.attached(trainer)
-        scaler.listeners.append(self._step)
-        self._stack.callback(scaler.listeners.remove, self._step)
-
-    def close(self) -> None:
-        """Stop tracing; the network and the trainer are then as before."""
-        self._stack.close()
-        self._calls = []
-
-    def __exit__(self, *details: Any) -> None:
-        self.close()
+        self.callback(delattr, net, "forward")
+        listeners = trainers.attached(trainer).listeners
+        listeners.append(self._step)
+        self.callback(listeners.remove, self._step)
+        self.callback(self._calls.clear)
 
     def _traced_forward(self, *arguments: Any) -> Any:
         outputs = self._forward(*arguments)
@@ -218,7 +207,8 @@ class OverflowTracer(AbstractContextManager):
 
     def _step(self, skipped: bool) -> None:
         """Hear of a step."""
-        calls, self._calls = self._calls, []
+        calls = self._calls[:]
+        self._calls.clear()
         if skipped and len(self.reports) < self.limit:
             report = self._report(calls)
             known = next((item for item in self.reports if item.culprit == report.culprit), None)
@@ -235,10 +225,9 @@ class OverflowTracer(AbstractContextManager):
                                             in trainers.named_gradients(self.trainer)) if not item.is_finite)
         scale = trainers.attached(self.trainer).carried
         for call in calls:
-            locator = _Locator(self._run_again(call), float_arrays(call.arguments), call.gradients)
-            culprit = locator.find()
-            if culprit is not None:
-                return locator.described(culprit, scale, gradients)
+            found = _Locator(self._run_again(call), call, scale, gradients).find()
+            if found is not None:
+                return found
         return OverflowReport(UNKNOWN, scale, gradients)
 
     def _run_again(self, call: _Call) -> Recording:
@@ -293,32 +282,23 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     return OverflowTracer(net, trainer, limit)
 
 
-class _Culprit(NamedTuple):
-    """Where a run went wrong."""
-
-    phase: str
-    row: OpRecord | None = None  # the operator of the program; None where none is to blame
-    rounding: OpRecord | None = None  # the cast of AMP's in which the value overflowed
-    tensor: str = ""  # the argument, parameter or output that is at fault by itself
-    array: NDArray | None = None  # the argument, or the gradient of the output
-
-
 class _Locator:
     """Searches a run, after its backward pass from the gradients that reached its outputs."""
 
-    def __init__(self, run: Recording, arguments: Sequence[NDArray], heads: Sequence[NDArray | None]):
-        self.run, self.arguments, self.heads = run, arguments, heads
+    def __init__(self, run: Recording, call: _Call, scale: float, gradients: tuple[Magnitude, ...]):
+        self.run, self.call, self.scale, self.gradients = run, call, scale, gradients
         self._finite: dict[int, tuple[bool, Any]] = {}  # by the id of an array, which is kept alive
         self._readers: dict[tuple[int, int], list[tuple[OpRecord, int]]] = defaultdict(list)
         for row in run.records:
             for position, read in enumerate(row.reads):
                 self._readers[id(read.source), read.output].append((row, position))
 
-    def find(self) -> _Culprit | None:
+    def find(self) -> OverflowReport | None:
         """Return what gave the first value that is not finite, None when all are."""
-        for position, array in enumerate(self.arguments):
+        for position, array in enumerate(float_arrays(self.call.arguments)):
             if not self._are_finite([array]):
-                return _Culprit(DATA, tensor=f"argument {position}", array=array)
+                name = f"argument {position}"
+                return self._at(DATA, tensor=name, inputs=self._measured([name], [array]))
         for array in self.run.outputs:
             source = self.run.source(array)
             if source is not None and not self._are_finite([array]):
@@ -326,9 +306,9 @@ class _Locator:
         swallowed = next(filter(self._swallows, self.run.records), None)
         if swallowed is not None:
             return self._blamed(FORWARD, swallowed)
-        for position, gradient in enumerate(self.heads):
+        for position, gradient in enumerate(self.call.gradients):
             if not self._are_finite([gradient]):
-                return _Culprit(LOSS, tensor=f"output {position}", array=gradient)
+                return self._of_loss(position)
         return self._backward()
 
     def _are_finite(self, arrays: Sequence[NDArray | None]) -> bool:
@@ -338,7 +318,7 @@ class _Locator:
                 self._finite[id(array)] = bool(np.isfinite(self.run.values(array)).all()), array
         return all(self._finite[id(array)][0] for array in filter(is_float, arrays))
 
-    def _forward(self, row: OpRecord) -> _Culprit:
+    def _forward(self, row: OpRecord) -> OverflowReport:
         """Follow values that are not finite up to where they begin."""
         before: OpRecord | None = row
         while before is not None:
@@ -347,10 +327,10 @@ class _Locator:
                            if read.source is not None and not self._are_finite([array])), None)
         for array, read in zip(row.arguments, row.reads):
             if read.is_parameter and not self._are_finite([array]):
-                return _Culprit(PARAMETER, self._reader(row), tensor=read.name)
+                return self._of_operator(PARAMETER, self._reader(row), tensor=read.name)
         return self._lost(row) or self._blamed(FORWARD, row)
 
-    def _lost(self, row: OpRecord) -> _Culprit | None:
+    def _lost(self, row: OpRecord) -> OverflowReport | None:
         """Return the operator before one that rounded to zero what is infinite there, as in ``log(x + 1e-8)``."""
         if not row.repeatable or self._are_finite(self.run.again(row).outputs):
             return None
@@ -363,7 +343,7 @@ class _Locator:
                 seen.add(id(read.source))
                 waiting.append(read.source)
                 if self._rounds_to_zero(read.source):
-                    return self._blamed(FORWARD, read.source)._replace(phase=UNDERFLOW, tensor=row.name)
+                    return replace(self._blamed(FORWARD, read.source), phase=UNDERFLOW, tensor=row.name)
         return None
 
     def _rounds_to_zero(self, row: OpRecord) -> bool:
@@ -380,17 +360,17 @@ class _Locator:
         return (not self._are_finite(row.outputs) and self._are_finite(row.arguments)
                 and (row.rounds or (row.repeatable and self._are_finite(self.run.again(row).outputs))))
 
-    def _blamed(self, phase: str, row: OpRecord) -> _Culprit:
+    def _blamed(self, phase: str, row: OpRecord) -> OverflowReport:
         """Attribute a cast of AMP to the operator that gave the value, or to the one that reads it."""
         if not row.rounds:
-            return _Culprit(phase, row)
+            return self._of_operator(phase, row)
         if phase == FORWARD and row.own is not None:
-            return _Culprit(phase, row.own, row)
+            return self._of_operator(phase, row.own, row)
         reader = self._reader(row)
         for position, array in enumerate(self.run.outputs):
             if reader.inserted and self.run.source(array) == (reader, 0):  # the last cast of all
-                return _Culprit(LOSS, rounding=row, tensor=f"output {position}", array=self.heads[position])
-        return _Culprit(phase, reader, row)
+                return self._of_loss(position, row)
+        return self._of_operator(phase, reader, row)
 
     def _reader(self, row: OpRecord) -> OpRecord:
         """Return the operator that reads a cast and contributes most to its gradient."""
@@ -399,13 +379,10 @@ class _Locator:
         return row
 
     def _largest_reader(self, row: OpRecord) -> OpRecord:
-        def contribution(reader: tuple[OpRecord, int]) -> float:
-            gradient = reader[0].input_gradients[reader[1]] if reader[0].input_gradients else None
-            return -1.0 if gradient is None else self.run.largest([gradient]) or 0.0
+        return max(self._readers[id(row), 0], default=(row, 0), key=lambda reader: self.run.largest(
+            reader[0].input_gradients[reader[1]:][:1]) or 0.0)[0]
 
-        return max(self._readers[id(row), 0], key=contribution, default=(row, 0))[0]
-
-    def _backward(self) -> _Culprit | None:
+    def _backward(self) -> OverflowReport | None:
         for row in reversed(self.run.records):
             if not self._are_finite(row.gradients):  # finite parts whose sum is not
                 return self._blamed(BACKWARD, self._largest_reader(row))
@@ -414,26 +391,31 @@ class _Locator:
                 return self._forward(row) if shows_here_only else self._blamed(BACKWARD, row)
         return None
 
-    def described(self, culprit: _Culprit, scale: float, gradients: tuple[Magnitude, ...]) -> OverflowReport:
-        """Measure the culprit and what is around it."""
-        row, rounding, backward = culprit.row, culprit.rounding, culprit.phase == BACKWARD
-        arrays = (*rounding.arguments, *rounding.outputs) if rounding is not None else ()
-        make = partial(OverflowReport, culprit.phase, scale, gradients, tensor=culprit.tensor, rounded_to=next(
-            (dtype for dtype in map(_dtype_of, arrays) if dtype in LOW_PRECISION), ""))
-        if row is None:
-            at_fault = self._measured([culprit.tensor], [culprit.array])
-            return make(inputs=at_fault) if culprit.phase == DATA else make(gradients=at_fault)
+    def _of_loss(self, position: int, rounding: OpRecord | None = None) -> OverflowReport:
+        name = f"output {position}"
+        return self._at(LOSS, rounding, tensor=name, gradients=self._measured([name], [self.call.gradients[position]]))
+
+    def _of_operator(self, phase: str, row: OpRecord, rounding: OpRecord | None = None,
+                     tensor: str = "") -> OverflowReport:
+        """Measure the program's operator that is to blame, and what is around it."""
+        is_backward = phase == BACKWARD
         reads = [f"input {position}, {read.name}" for position, read in enumerate(row.inputs)]
         gives = [f"output {number}" for number in range(len(row.outputs))] if len(row.outputs) > 1 else ["output"]
         # An operator that cannot run again gave FP32, where it was rounded afterwards.
         fp32 = (self.run.again(row) if row.repeatable else row if rounding is not None else
                 replace(row, outputs=(), input_gradients=()))
-        return make(operator=row.name, op=row.op, block=row.block, inputs=self._measured(reads, row.arguments),
-                    outputs=self._measured(gives, row.outputs),
-                    gradients=self._measured(gives, row.gradients) if backward else (),
-                    input_gradients=self._measured(reads, row.input_gradients) if backward else (),
-                    in_fp32=self._measured(reads, fp32.input_gradients) if backward else
-                    self._measured(gives, fp32.outputs))
+        return self._at(phase, rounding, tensor=tensor, operator=row.name, op=row.op, block=row.block,
+                        inputs=self._measured(reads, row.arguments), outputs=self._measured(gives, row.outputs),
+                        gradients=self._measured(gives, row.gradients) if is_backward else (),
+                        input_gradients=self._measured(reads, row.input_gradients) if is_backward else (),
+                        in_fp32=self._measured(reads, fp32.input_gradients) if is_backward else
+                        self._measured(gives, fp32.outputs))
+
+    def _at(self, phase: str, rounding: OpRecord | None = None, **found: Any) -> OverflowReport:
+        """Make a report; ``rounding`` is the cast of AMP's in which the value overflowed."""
+        arrays = (*rounding.arguments, *rounding.outputs) if rounding is not None else ()
+        rounded_to = next((dtype for dtype in map(_dtype_of, arrays) if dtype in LOW_PRECISION), "")
+        return OverflowReport(phase, self.scale, self.gradients, rounded_to=rounded_to, **found)
 
     def _measured(self, names: Sequence[str], arrays: Sequence[NDArray | None]) -> tuple[Magnitude, ...]:
         return tuple(Magnitude.of(name, _dtype_of(array), self.run.values(array))

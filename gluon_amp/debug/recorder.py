@@ -1,4 +1,4 @@
-"""Hear of everything that the current thread runs: operators, graphs, and their blocks."""
+"""Run a network and record everything that the current thread runs meanwhile: operators, graphs, and their blocks."""
 from __future__ import annotations
 
 import functools
@@ -7,39 +7,60 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
+from .._mxnet.engine import Stopwatch
 from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators, run_operator
 from ..base.context import Replaced
+from ..eager.applier import make_invoke
 from ..graph import CAST, Role
 from ..plan.cached_op import RewritingCachedOp
 from ..rules import Decision
 from ..session import hooks
 from ..state.in_force import frame, in_force
 from ..state.state import EagerPolicy, twins
-
-Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
+from .recording import Recording, float_arrays
+from .records import count_casts
 
 _ROLES = {CAST: Role.CAST, "_mul_scalar": Role.IDENTITY}  # of what the eager applier inserts
-OnCall = Callable[..., Sequence[NDArray]]  # as Recording.called: runs an operator and returns its outputs
-OnGraph = Callable[["Block | None", RewritingCachedOp, Sequence[NDArray]], Any]  # runs a block's graph
+
+
+def record(call: Callable[[], Any], net: Block, *, records: bool = True, train_mode: bool = True,
+           loss: Callable[[Any], NDArray] | None = None, differentiates: bool = True, ranges: bool = False,
+           keep: bool = False, stopwatch: Stopwatch | None = None) -> Recording:
+    """Call a network, and then a loss of its result, and record every operator."""
+    # ``records``: autograd does; ``differentiates``: ``backward`` may be called; ``ranges``: the largest values are
+    # noted; ``keep``: all values are kept.
+    made = Recording(net, ranges, keep, differentiates, stopwatch)
+    with _heard(made), (autograd.record if records else autograd.pause)(train_mode=train_mode):
+        result = call()
+        made.outputs, made.count = float_arrays(result), len(made.records)
+        if loss is not None:
+            made.losses = float_arrays(loss(result))
+    mx.nd.waitall()
+    count_casts(made.records)
+    return made
 
 
 @contextmanager
-def heard(on_call: OnCall, on_graph: OnGraph, methods: bool = False) -> Iterator[None]:
-    """Let functions run the current thread's operators and graphs in the body, and methods of arrays on request."""
+def _heard(made: Recording) -> Iterator[None]:
+    """Let a recording run the current thread's operators and graphs in the body, and methods of arrays."""
     # The invoke function is replaced on both sides of AMP's: what the program calls, and what runs in the end, casts
-    # included. Methods run without an operator call, or write into arrays made before: slices, copies, functions.
+    # included. Methods run without an operator call, or write into arrays made before: slices, copies, functions. They
+    # matter to gradients alone.
     replaced = Replaced()
-    with hooks.kept_in_place(), hooks.invoke_replaced() as (original, put):
-        recorder = _Recorder(on_call, on_graph, original)
-        put(recorder.inner, recorder.outer)
-        replaced.put(RewritingCachedOp, "__call__", recorder.cached_op(RewritingCachedOp.__call__))
-        replaced.put(Block, "__call__", recorder.block(Block.__call__))
-        for owner, name in PAST_INVOKE if methods else ():
-            replaced.put(owner, name, recorder.method(name, getattr(owner, name)))
+    with hooks.kept_in_place():
         try:
+            recorder = _Recorder(made, in_force.invoke)
+            replaced.put(in_force, "invoke", recorder.inner)
+            replaced.put(*hooks.INVOKE, recorder.outer(make_invoke(recorder.inner, in_force.eager, in_force.is_on)))
+            replaced.put(RewritingCachedOp, "__call__", recorder.cached_op(RewritingCachedOp.__call__))
+            replaced.put(Block, "__call__", recorder.block(Block.__call__))
+            for owner, name in PAST_INVOKE if made.differentiates else ():
+                replaced.put(owner, name, recorder.method(name, getattr(owner, name)))
             yield
         finally:
             replaced.restore()
@@ -54,8 +75,7 @@ def _names() -> Mapping[int, str]:
 class _Recorder:
     """Follows the current thread's calls."""
 
-    on_call: OnCall
-    on_graph: OnGraph
+    made: Recording
     original: Invoke
     thread: int = field(default_factory=threading.get_ident)
     whole: list[Any] = field(default_factory=list)  # the calls that are recorded as a whole and that are under way
@@ -83,12 +103,12 @@ class _Recorder:
         def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
             result = self.original(*made._replace(inputs=arrays, output_is_list=True))
             return result if isinstance(result, (list, tuple)) else [result]
-        op = _names().get(made.handle, "?")
-        called = self.called[-1] if self.called else 0
+        names, called = _names(), self.called[-1] if self.called else 0
+        op = names.get(made.handle, "?")
         is_own = made.handle in (called, twins().get(called))
         eager = in_force.eager(made.inputs)
-        outputs = self.on_call(
-            op, _names().get(called, "?") if is_own else f"+{op}", self.blocks[-1], made.inputs, compute, made.attrs(),
+        outputs = self.made.called(
+            op, names.get(called, "?") if is_own else f"+{op}", self.blocks[-1], made.inputs, compute, made.attrs(),
             Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
             None if eager is None else eager.policy,
             None if eager is None or not is_own else _decision(eager, op, made), writes=made.out is not None)
@@ -102,7 +122,7 @@ class _Recorder:
             if kwargs or not self._listens():
                 return original(operation, *args, **kwargs)
             with _pushed(self.whole, operation):
-                return self.on_graph(self.blocks[-1], operation, args)
+                return self.made.graph_called(self.blocks[-1], operation, args)
         return call
 
     def block(self, original: Callable) -> Callable:
@@ -135,7 +155,8 @@ class _Recorder:
                 # What is handed back as it is has no operator to differentiate.
                 return [run_operator(self.original, "_copy", [item], {}) if any(item is array for array in arrays)
                         else item for item in results]
-            outputs = self.on_call(name, name, self.blocks[-1], [args[i] for i in positions], compute, is_whole=True)
+            outputs = self.made.called(name, name, self.blocks[-1], [args[i] for i in positions], compute,
+                                       is_whole=True)
             return kinds[0](outputs) if kinds[0] in (list, tuple) else outputs[0]
         return call
 

@@ -1,4 +1,4 @@
-"""Run a network and record every operator, with its time, values and gradients on request."""
+"""What one run of a network did: every operator, with its time, values and gradients on request."""
 from __future__ import annotations
 
 from collections import Counter
@@ -29,33 +29,16 @@ from ..passes.gradients import is_scale
 from ..plan.cached_op import RewritingCachedOp, prepared_operations
 from ..rules import Decision, Policy
 from ..state.in_force import in_force
-from .recorder import Compute, heard
 from .records import FLOATS, OpRecord, Places, Read, count_casts, observe, observe_call, of_graph
 
-
-def record(call: Callable[[], Any], net: Block, *, records: bool = True, train_mode: bool = True,
-           loss: Callable[[Any], NDArray] | None = None, differentiates: bool = True, ranges: bool = False,
-           keep: bool = False, stopwatch: Stopwatch | None = None) -> Recording:
-    """Call a network, and then a loss of its result, and record every operator."""
-    # ``records``: autograd does; ``differentiates``: ``backward`` may be called; ``ranges``: the largest values are
-    # noted; ``keep``: all values are kept.
-    made = Recording(net, ranges, keep, differentiates, stopwatch)
-    recording = autograd.record if records else autograd.pause
-    with heard(made.called, made.graph_called, methods=differentiates), recording(train_mode=train_mode):
-        result = call()
-        made.outputs, made.count = float_arrays(result), len(made.records)
-        if loss is not None:
-            made.losses = float_arrays(loss(result))
-    mx.nd.waitall()
-    count_casts(made.records)
-    return made
+Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
 
 class Recording:
-    """What one run of a network did: its operators in the order in which they ran."""
+    """Runs the operators of one call of a network, and keeps a record of each."""
 
     def __init__(self, net: Block, ranges: bool, keep: bool, differentiates: bool, stopwatch: Stopwatch | None):
-        self.records: list[OpRecord] = []
+        self.records: list[OpRecord] = []  # in the order in which they ran
         self.count = 0  # how many of them ran in the network: the others are of the loss
         self.outputs: list[NDArray] = []  # the floating-point ones, nested results flattened
         self.losses: list[NDArray] = []
@@ -63,7 +46,7 @@ class Recording:
         self.device: mx.Context | None = None
         self.other_milliseconds = 0.0  # of what belongs to no operator, such as sums of gradients
         self.parameter_gradients: dict[str, NDArray] = {}
-        self._ranges, self._keep, self._differentiates, self._stopwatch = ranges, keep, differentiates, stopwatch
+        self.differentiates, self._ranges, self._keep, self._stopwatch = differentiates, ranges, keep, stopwatch
         self._names = {id(array): name for name, parameter in net.collect_params().items()
                        for array in parameter.list_data()}
         self._places = Places(net)
@@ -80,16 +63,13 @@ class Recording:
         """Run an operator that was called by itself, under a name in the program, or of what AMP inserted."""
         # ``writes``: into arrays that were made before; ``is_whole``: a method of arrays, or another call as a whole.
         self._note(inputs, policy)
-        block, path = self._places.of("", around, in_graph=False)
-        name = f"{block}/{called}"
-        number = self._counts[name]
+        block, path = self._places.of("", around)
         role = Role.CAST if role is Role.OWN and op == CAST else role
-        made = OpRecord(f"{name}{number or ''}", op, op, attrs or {}, role, list(map(self._read, inputs)),
+        made = OpRecord(f"{block}/{called}", op, op, attrs or {}, role, list(map(self._read, inputs)),
                         None, None, block, path, decision=decision, repeatable=not is_whole)
-        self._counts[name] += 1
         outputs = self._run(made, inputs, compute, writes)
         observe_call(made, dtype_name(outputs[0].dtype), outputs[0].shape, policy)
-        if not (writes and self._differentiates):
+        if not (writes and self.differentiates):
             self._producers.update((id(array), (array, made, i)) for i, array in enumerate(outputs))
         return outputs
 
@@ -132,11 +112,14 @@ class Recording:
 
     def _run(self, made: OpRecord, inputs: Sequence[NDArray], compute: Compute, writes: bool = False) -> list[NDArray]:
         made.training = autograd.is_training()
+        number = self._counts[made.name]
+        self._counts[made.name] += 1
         if made.in_graph:
-            made.count = self._counts[made.name]
-            self._counts[made.name] += 1
+            made.count = number
+        elif number:
+            made.name += str(number)
         self.records.append(made)
-        if not self._differentiates or writes:
+        if not self.differentiates or writes:
             outputs = list(compute(inputs))
         else:
             made.marked = [autograd.is_recording() and is_float(array) and (

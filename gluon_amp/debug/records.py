@@ -4,14 +4,14 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 from mxnet.gluon import Block, SymbolBlock
 from mxnet.ndarray import NDArray
 
 from .._mxnet.blocks import block_tree, descendants, graph_of
 from .._mxnet.symbols import to_graph
-from ..graph import CAST, VARIABLE, Entry, Graph, Node, Role
+from ..graph import CAST, Entry, Graph, Node, Role
 from ..graph.attrs import INT8_CASTS, NOTE, is_in_int8, is_set
 from ..machine.costs import Kernel
 from ..machine.dtypes import FLOAT32, INT8, LOW_PRECISION
@@ -23,74 +23,42 @@ from ..state.devices import cpu_rates
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _MOVES_DATA = frozenset((*as_table(*bfloat16.SHAPES), *groups.CASTS, *groups.CREATION, *groups.EMBEDDINGS,
                          *groups.SEQUENCES))
-
-
-class Shaped(NamedTuple):
-    """An operator's attributes and the shapes of its inputs and of its first output."""
-
-    attrs: Mapping[str, str]
-    inputs: Sequence[Sequence[int]]
-    output: Sequence[int]
-
-
-Count = Callable[[Shaped], int]
-
-
-def flops(node: Node) -> int:
-    """Count the floating-point operations of an operator's forward pass."""
-    count, output = MATRIX_OPERATORS.get(node.kind), node.shapes[0] if node.shapes else None
-    inputs = [entry.shape for entry in node.inputs]
-    if count is None:
-        return 0 if node.kind in _MOVES_DATA else max(prod(shape or (0,)) for shape in (output, *inputs[:1]))
-    known = [shape for shape in inputs if shape is not None]
-    return count(Shaped(node.attrs, known, output)) if output is not None and len(known) == len(inputs) else 0
-
-
-def _sums(length: Count) -> Count:
-    """Count a product by how many values each element of its output is the sum of."""
-    return lambda op: 2 * prod(op.output) * length(op)
-
-
-def _transposed_product(axis: int, transposed_axis: int) -> Count:
-    """Count a matrix product that sums over the one or the other axis of its first input."""
-    return _sums(lambda op: op.inputs[0][transposed_axis if is_set(op.attrs, "transpose_a") else axis])
-
-
-def _attention_scores(arrays: int) -> Count:
-    """Count the products of queries and keys, where the first input holds so many arrays."""
-    return _sums(lambda op: op.inputs[0][-1] // (arrays * int(op.attrs["heads"])))
-
-
-def _recurrent(op: Shaped) -> int:
-    length, batch, width = op.inputs[0]
-    hidden, count = int(op.attrs["state_size"]), int(op.attrs["num_layers"])
-    directions = 2 if is_set(op.attrs, "bidirectional") else 1
-    widths = [width] + [hidden * directions] * (count - 1)
-    return 2 * length * batch * sum(_GATES[op.attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
-
-
-# A weight is (output channels, input channels of a group, kernel...), whatever the order of the last ones.
-_CONVOLUTION = _sums(lambda op: prod(op.inputs[1][1:]))
-_LAST_AXIS = _sums(lambda op: op.inputs[0][-1] if op.inputs[0] else 0)
-_DENSE = _sums(lambda op: op.inputs[1][-1])
-MATRIX_OPERATORS: Mapping[str, Count] = {
-    "Convolution": _CONVOLUTION,
-    "_sg_mkldnn_conv": _CONVOLUTION,
-    "Deconvolution": lambda op: 2 * prod(op.inputs[0]) * prod(op.inputs[1][1:]),
-    "FullyConnected": _DENSE,
-    "_sg_mkldnn_fully_connected": _DENSE,
-    "dot": _transposed_product(-1, 0),
-    "batch_dot": _transposed_product(-1, -2),
-    "_np_dot": _LAST_AXIS,
-    "_npi_matmul": _LAST_AXIS,
-    "_contrib_interleaved_matmul_selfatt_qk": _attention_scores(arrays=3),
-    "_contrib_interleaved_matmul_encdec_qk": _attention_scores(arrays=1),
-    "_contrib_interleaved_matmul_selfatt_valatt": _DENSE,
-    "_contrib_interleaved_matmul_encdec_valatt": _DENSE,
-    "_sg_mkldnn_selfatt_qk": _attention_scores(arrays=3),
-    "_sg_mkldnn_selfatt_valatt": _DENSE,
-    "RNN": _recurrent,
+Shape = Tuple[int, ...]
+# How many values each element of a product's output is the sum of; of Deconvolution, that each input adds to.
+# A convolution's weight is (output channels, input channels of a group, kernel...), the last ones in any order.
+_LENGTHS: Mapping[str, Callable[[Mapping[str, str], Sequence[Shape]], int]] = {
+    **dict.fromkeys(("Convolution", "Deconvolution", "_sg_mkldnn_conv"), lambda attrs, inputs: prod(inputs[1][1:])),
+    **dict.fromkeys(("FullyConnected", "_sg_mkldnn_fully_connected", "_sg_mkldnn_selfatt_valatt",
+                     "_contrib_interleaved_matmul_selfatt_valatt", "_contrib_interleaved_matmul_encdec_valatt"),
+                    lambda attrs, inputs: inputs[1][-1]),
+    "dot": lambda attrs, inputs: inputs[0][0 if is_set(attrs, "transpose_a") else -1],
+    "batch_dot": lambda attrs, inputs: inputs[0][-2 if is_set(attrs, "transpose_a") else -1],
+    **dict.fromkeys(("_np_dot", "_npi_matmul"), lambda attrs, inputs: inputs[0][-1] if inputs[0] else 0),
+    # Queries, keys and values are one array, or keys and values apart from queries.
+    **dict.fromkeys(("_contrib_interleaved_matmul_selfatt_qk", "_sg_mkldnn_selfatt_qk"),
+                    lambda attrs, inputs: inputs[0][-1] // (3 * int(attrs["heads"]))),
+    "_contrib_interleaved_matmul_encdec_qk": lambda attrs, inputs: inputs[0][-1] // int(attrs["heads"]),
 }
+MATRIX_OPERATORS = frozenset((*_LENGTHS, "RNN"))
+
+
+def flops(kind: str, attrs: Mapping[str, str], inputs: Sequence[Shape | None], output: Shape | None) -> int:
+    """Count the floating-point operations of an operator's forward pass, by the shapes of its inputs and output."""
+    if kind not in MATRIX_OPERATORS:
+        return 0 if kind in _MOVES_DATA else max(prod(shape or (0,)) for shape in (output, *inputs[:1]))
+    known = [shape for shape in inputs if shape is not None]
+    if output is None or len(known) < len(inputs):
+        return 0
+    if kind == "RNN":
+        return _recurrent(attrs, *known[0])
+    return 2 * prod(known[0] if kind == "Deconvolution" else output) * _LENGTHS[kind](attrs, known)
+
+
+def _recurrent(attrs: Mapping[str, str], length: int, batch: int, width: int) -> int:
+    hidden, count = int(attrs["state_size"]), int(attrs["num_layers"])
+    directions = 2 if is_set(attrs, "bidirectional") else 1
+    widths = [width] + [hidden * directions] * (count - 1)
+    return 2 * length * batch * sum(_GATES[attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
 
 
 FLOATS = (FLOAT32, *LOW_PRECISION, "float64")
@@ -108,6 +76,14 @@ class Read(NamedTuple):
     source: OpRecord | None = None  # the operator that gave it
     output: int = 0  # its number among that operator's outputs
 
+    def upstream(self) -> Iterator[Read]:
+        """Yield this input, and the first input of each operator of AMP's that it comes through."""
+        read = self
+        yield read
+        while read.source is not None and read.source.inserted and read.source.reads:
+            read = read.source.reads[0]
+            yield read
+
 
 class Input(NamedTuple):
     """An input of an operator as the program made it, without the casts and helpers that AMP put before it."""
@@ -115,9 +91,7 @@ class Input(NamedTuple):
     name: str  # of the operator, parameter or data that it comes from
     source_dtype: str | None  # the type that it has there
     dtype: str | None  # the type in which the operator reads it
-    shape: tuple[int, ...] | None
-    is_parameter: bool  # always False for symbols, which do not tell
-    is_result: bool  # whether an operator gave it
+    is_parameter: bool
 
     @property
     def is_cast(self) -> bool:
@@ -247,14 +221,12 @@ class OpRecord:
 
 
 def _input(read: Read) -> Input:
-    chain = [read]
-    while chain[-1].source is not None and chain[-1].source.inserted and chain[-1].source.reads:
-        chain.append(chain[-1].source.reads[0])
+    chain = list(read.upstream())
     origin = chain[-1]
     # Where a type is imitated, values are rounded right behind the operator that gives them, and computed with in FP32.
     made = chain[-2] if len(chain) > 1 and _is_rounded(chain[-2]) else origin
     taken = next((each for each in chain if not (_is_rounded(each) and each.dtype == FLOAT32)), origin)
-    return Input(origin.name, made.dtype, taken.dtype, origin.shape, origin.is_parameter, origin.source is not None)
+    return Input(origin.name, made.dtype, taken.dtype, origin.is_parameter)
 
 
 def _is_rounded(read: Read) -> bool:
@@ -270,10 +242,10 @@ class Places:
                          for node in to_graph(graph_of(block)[1]).operators()}
         self._prefixed = sorted(filter(lambda each: each.prefix, descendants(net)), key=lambda each: -len(each.prefix))
 
-    def of(self, name: str, around: Block | None, in_graph: bool) -> tuple[str, str]:
-        """Return the name of an operator's block, and the path to it."""
+    def of(self, name: str, around: Block | None) -> tuple[str, str]:
+        """Return the name of the block of an operator in a graph, or around one without a name, and the path to it."""
         named = (block for block in self._prefixed if name.startswith(block.prefix))
-        block = (self._members.get(name) or next(named, None) if in_graph else None) or around
+        block = self._members.get(name) or next(named, None) or around
         if isinstance(block, SymbolBlock) and self._paths.get(id(block)) == "":
             # From files: the operators' names begin with those that the blocks had when they were exported.
             return name.rpartition("_")[0] or block.name, ""
@@ -295,12 +267,13 @@ def of_graph(graph: Graph, traced: Graph, around: Block | None, places: Places,
         role = Role.CAST if node.role is Role.OWN and node.op in _CASTS else node.role
         record = made[id(node)] = OpRecord(
             node.name, node.kind, node.op, node.attrs, role, reads, node.dtypes[0] if node.dtypes else None,
-            node.shapes[0] if node.shapes else None, *places.of(node.name, around, True), True, node.decision,
+            node.shapes[0] if node.shapes else None, *places.of(node.name, around), True, node.decision,
             node.attrs.get(NOTE, ""), _of_data(node.op, node.attrs, reads, Entry(node).dtype),
             repeatable=not node.extra)
         own = as_traced[node.kind, node.name].pop() if as_traced[node.kind, node.name] else None
         if own is not None:
-            record.flops, record.shape = flops(own), own.shapes[0]
+            record.flops = flops(own.kind, own.attrs, [entry.shape for entry in own.inputs], own.shapes[0])
+            record.shape = own.shapes[0]
         nhwc = node.op in NATIVE or record.shape != (node.shapes[0] if node.shapes else None)
         kernel = Kernel(record.planned in LOW_PRECISION, nhwc)
         record.predicted_milliseconds = predicted(own or node, kernel, cpu_rates())
@@ -321,8 +294,7 @@ def observe_call(record: OpRecord, dtype: str | None, shape: tuple[int, ...], po
     record.dtype, record.shape = dtype, shape
     record.planned = _of_data(record.kernel, record.attrs, record.reads, dtype)
     if not record.inserted:
-        inputs = [Entry(Node(VARIABLE, read.name, shapes=[read.shape])) for read in record.reads]
-        record.flops = flops(Node(record.kernel, record.name, dict(record.attrs), inputs, shapes=[shape]))
+        record.flops = flops(record.kernel, record.attrs, [read.shape for read in record.reads], shape)
     if policy is not None and not record.inserted and record.decision is not None and record.is_decided:
         # An input that was cast up for this call alone stands for the imitated type.
         types = [(read.source.reads[0] if _is_rounded(read) and read.source else read).dtype for read in record.reads]
@@ -344,10 +316,8 @@ def count_casts(records: Sequence[OpRecord]) -> None:
     readers: dict[int, OpRecord] = {}  # the first one of each inserted operator
     for record in records:
         for read in () if record.inserted else record.reads:
-            source = read.source
-            while source is not None and source.inserted:
-                readers.setdefault(id(source), record)
-                source = source.reads[0].source if source.reads else None
+            for each in read.upstream():
+                readers.setdefault(id(each.source), record)
     for cast in records:
         if cast.inserted and cast.op in _CASTS and cast.shape:
             cast.bytes_converted = prod(cast.shape) * (_BYTES.get(str(cast.reads[0].dtype), 0)

@@ -23,7 +23,8 @@ from ..machine import host
 from ..machine.dtypes import FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
 from ..state.devices import cpu_rates
 from ..state.in_force import in_force
-from .recording import Recording, arguments_of, float_arrays, make_ready, record, unchanged
+from .recorder import record
+from .recording import Recording, arguments_of, float_arrays, make_ready, unchanged
 from .records import OpRecord
 
 if TYPE_CHECKING:
@@ -42,15 +43,10 @@ class Shown:
         return self.__rich__()._repr_mimebundle_(include, exclude)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.headline}>"
+        return f"<{type(self).__name__}: {self.summary.splitlines()[0]}>"
 
     def __str__(self) -> str:
         return self.summary
-
-    @property
-    def headline(self) -> str:
-        """The first line of the summary."""
-        return self.summary.partition("\n")[0]
 
     def print(self, *by: str, wide: bool = False, **others: Any) -> None:
         """Print the ``table`` of the same arguments as wide as the terminal; a wide one as wide as it is."""
@@ -86,7 +82,6 @@ def text_table(lines: Sequence[Mapping[str, str]], numbers: Collection[str], sum
 LOW = (*LOW_PRECISION, INT8)
 _TIMED_RUNS = 3  # after one that makes kernels
 _WORTH_SAYING, _MUCH = 0.02, 0.1  # parts of the arithmetic, or of the time
-_SMALL_BATCH = 4
 _HEADROOM = 16  # how many times larger than the largest gradient later ones may be
 _LARGEST_SCALE = 2.0 ** 24
 
@@ -403,16 +398,8 @@ def _remedies(report: Report) -> Iterator[str]:
                "without a type, or take a GPU")
     if report.share(wide) >= _MUCH:
         yield why
-    yield from filter(None, [_parameters(report), why])
-
-
-def _parameters(report: Report) -> str:
-    """Look at casts of parameters: their cost does not depend on the batch, and inference does not need them."""
-    reads = [read for row in report.operators for read in row.inputs]
-    count = len({read.name for read in reads if read.is_parameter and read.is_cast})
-    batch = next((read.shape[0] for read in reads if not (read.is_parameter or read.is_result) and read.shape),
-                 _SMALL_BATCH)
-    if count and not report.train:
-        return f"for inference amp.convert_hybrid_block(net) casts {count} parameters once, not at each call"
-    return (f"each call casts {count} parameters, whatever the size of the batch: one of {batch} is small"
-            if count and batch < _SMALL_BATCH else "")
+    cast = {read.name for row in report.operators for read in row.inputs if read.is_parameter and read.is_cast}
+    if cast and not report.train:
+        yield f"for inference amp.convert_hybrid_block(net) casts {len(cast)} parameters once, not at each call"
+    if wide:
+        yield why

@@ -18,7 +18,7 @@ from ..rules import Device, Policy
 from ..session import hooks
 from ..state.in_force import under
 from ..state.state import EagerPolicy, State
-from .compare import SEED, both_ways, lowers_alone, mixed_state, run_both
+from .compare import SEED, alone, mixed_state, run_both
 from .recording import Recording, arguments_of, float_arrays, make_ready, unchanged
 from .records import OpRecord
 
@@ -147,7 +147,7 @@ def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool
     eager = state.eager(fp32.outputs)
     lowered = {each.key: each for each in mixed.operators()
                if eager is not None and each.in_graph and each.is_decided and each.precision == eager.target}
-    if not lowered:
+    if eager is None or not lowered:
         raise StateError("no operator runs in low precision as part of a graph, so none can be excluded by name: call "
                          "net.hybridize() first")
     # Operators of one name are excluded together.
@@ -161,15 +161,13 @@ def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool
     return sorted(costs, key=lambda name: (-errors[name] / costs[name], -errors[name]))
 
 
-def _error_caused(wide: OpRecord, mixed: OpRecord, fp32: Recording, policy: EagerPolicy | None) -> float:
+def _error_caused(wide: OpRecord, mixed: OpRecord, fp32: Recording, policy: EagerPolicy) -> float:
     """Estimate the square of the error that an operator's rounding causes in the network's outputs."""
     # Gradients of the outputs times random numbers say how much each value of the operator's output matters; rounding
     # errors of different values are taken to be independent.
-    plain, low = wide.outputs, mixed.outputs  # in C++ what its inputs' errors add counts as its own
-    if policy is not None and lowers_alone(wide, policy):
-        plain, low = (rerun.outputs for rerun in both_ways(wide, fp32, policy))
+    plain, low = alone(wide, fp32, policy) or (wide, mixed)  # in C++ what its inputs' errors add counts as its own
     total = 0.0
-    for expected_, rounded, gradient in zip(plain, low, wide.gradients):
+    for expected_, rounded, gradient in zip(plain.outputs, low.outputs, wide.gradients):
         if gradient is not None:
             change = fp32.values(rounded).astype("float64") - fp32.values(expected_)
             total += float(((change * fp32.values(gradient)) ** 2).sum())

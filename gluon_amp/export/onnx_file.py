@@ -15,11 +15,11 @@ from .._mxnet.symbols import dtype_name, first_line, from_graph, infer_shapes, t
 from ..base import checks
 from ..base.files import replacing
 from ..convert import ConversionOptions, analyse_network, conversion_of, flat, traced_network, uniquely_named
+from ..convert.assignment import Network
 from ..errors import DTypeError, GraphError
 from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
 from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
 from ..passes import Context
-from ..rules import Policy
 from . import check, precision
 
 MAX_ERRORS = {FLOAT32: 1e-4, FLOAT16: 1e-2}  # of outputs, relative
@@ -95,26 +95,16 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
                                 data_example=data_example)
     for array in flat(data_example) or [data_example]:
         checks.instance("data_example", array, mx.nd.NDArray, "an NDArray, or several in a list")
-    network = traced_network(block, options)[0]
-    return export_symbol(network.symbol, network.arrays, network.example, path,
-                         network.policy if target == FLOAT16 else None, dynamic_batch=dynamic_batch,
-                         max_error=max_error)
-
-
-def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: Mapping[str, mx.nd.NDArray],
-                  path: str | os.PathLike, policy: Policy | None, *,
-                  dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:
-    """Write a symbol with its parameters: in FP32 without a policy. The rest is as in :func:`export_onnx`."""
     onnx = precision.package("onnx")
-    target = FLOAT32 if policy is None else FLOAT16
     allowed = MAX_ERRORS[target] if max_error is None else checks.above_zero("max_error", max_error)
-    symbol, graph, arrays, data = _in_fp32(symbol, arrays, data)
+    network = traced_network(block, options)[0]
+    symbol, graph, arrays, data = _in_fp32(network)
     made = mx2onnx.export(symbol, graph, arrays, data)
     comparison = check.Comparison(symbol, graph, made, arrays)
     model, checked, casts, low = made.model, comparison.model, 0, set()
-    if policy is not None:
+    if target == FLOAT16:
         planned = graph.copy()
-        passes.run(planned, Context.of(planned, policy))
+        passes.run(planned, Context.of(planned, network.policy))
         low = {node.name for node in planned.operators() if Entry(node).dtype == FLOAT16}
         lowered = {output: name in low for output, name in made.origin.items()}
         casts = precision.Float16(model, lowered).casts
@@ -125,9 +115,9 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
         for each in (model, checked):
             _free_batch(each, symbol, arrays, *trials)
     onnx.checker.check_model(model, full_check=True)
-    if policy is not None:
+    if target == FLOAT16:
         check.round_behind_nodes(checked)
-    found = [comparison.errors(model, checked, each, policy is not None) for each in trials]
+    found = [comparison.errors(model, checked, each, target == FLOAT16) for each in trials]
     errors = {name: max(each.get(name, 0.0) for each in found) for name in {**found[0], **found[-1]}}
     worst = max(errors, key=errors.__getitem__, default="")
     if errors and not errors[worst] <= allowed:
@@ -141,10 +131,9 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
     return OnnxExport(os.fspath(path), target, mx2onnx.OPSET, len(model.graph.node), len(low), casts, errors, *types)
 
 
-def _in_fp32(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: Mapping[str, mx.nd.NDArray]
-             ) -> tuple[mx.sym.Symbol, Graph, dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:
+def _in_fp32(network: Network) -> tuple[mx.sym.Symbol, Graph, dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:
     """Return a network in FP32 on the CPU, whose operators have names of their own, and its analysed graph."""
-    graph = to_graph(symbol)
+    graph = to_graph(network.symbol)
     record = conversion_of(graph)
     if record is not None:
         raise GraphError(f"the network is already converted to {record.types}: export the FP32 network that it was "
@@ -155,10 +144,10 @@ def _in_fp32(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: M
     graph.heads = [Entry(operator("_copy", graph.new_name(head.node.name), [head], head))
                    if head.node.is_variable or head.key in [each.key for each in heads[:position]] else head
                    for position, head in enumerate(heads)]  # in ONNX an output is no input, and each is another
-    symbol = uniquely_named(from_graph(graph, symbol))
+    symbol = uniquely_named(from_graph(graph, network.symbol))
     graph = to_graph(symbol)
     data, arrays = ({name: cast_arrays(array.as_nd_ndarray().as_in_context(mx.cpu()), FLOAT32)
-                     for name, array in each.items()} for each in (data, arrays))
+                     for name, array in each.items()} for each in (network.example, network.arrays))
     weights = NDArrayWeights(arrays)
     analyse_network(symbol, graph, weights, {name: dtype_name(array.dtype) or "" for name, array in data.items()},
                     {name: array.shape for name, array in data.items()})

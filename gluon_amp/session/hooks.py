@@ -39,6 +39,7 @@ from ..state.blocks import block_settings
 from ..state.in_force import frame, in_force
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
 
+INVOKE = register, "_imperative_invoke"
 _replaced = Replaced()
 registered = Replaced()  # functions that users registered, until AMP is switched off
 _lock = threading.Lock()
@@ -99,21 +100,6 @@ def _restore(kept: int = 0) -> None:
     loss_scale.forget()
     running_stats.forget()
     _replaced.restore(kept)
-
-
-@contextmanager
-def invoke_replaced() -> Iterator[tuple[Invoke, Callable[[Invoke, Callable], None]]]:
-    """Give MXNet's invoke function, and a function that replaces it for the body."""
-    # The function takes the new invoke function, and a wrapper of the function that AMP makes of it.
-    original, replaced = in_force.invoke, register._imperative_invoke
-
-    def put(invoke: Invoke, outer: Callable[[Invoke], Invoke]) -> None:
-        in_force.invoke = invoke
-        register._imperative_invoke = outer(make_invoke(invoke, in_force.eager, in_force.is_on))
-    try:
-        yield original, put
-    finally:
-        in_force.invoke, register._imperative_invoke = original, replaced
 
 
 def _make_invoke(original: Invoke) -> Invoke:
@@ -221,7 +207,7 @@ _OF_CONVERTED: _Replacements = (
     (mx.sym.Symbol, "simple_bind", executors.make_simple_bind),
 )
 _REPLACEMENTS: _Replacements = (
-    (register, "_imperative_invoke", _make_invoke),  # every imperative operator call
+    (*INVOKE, _make_invoke),  # every imperative operator call
     (nd_numpy._api_internal, "tensordot", _make_tensordot),  # the one NumPy operator that does not go that way
     # Operators are marked with the region that they are made in, but for custom ones, which cannot carry a mark.
     (symbol_register, "_symbol_creator", make_symbol_creator),

@@ -21,23 +21,12 @@ def test_alone_it_prints_help_with_examples(capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(("name", "instead"), [("launch", "horovodrun"), ("info", "gluon-amp report"),
-                                               ("env", "gluon-amp check"),
-                                               ("compare", "amp.compare(net, data)"), ("advise", "gluon-amp report")])
-def test_commands_of_earlier_versions_answer_with_what_to_use(name, instead, capsys):
-    assert main([name, "-n", "2"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"gluon-amp {name} is gone: ")
-    assert instead in said
-    assert said.count("\n") == 1
-
-
 def test_errors_are_one_line(capsys):
     assert main(["report", "missing.json", "missing.params"]) == 1
     assert capsys.readouterr().err == "gluon-amp report: missing.json: No such file or directory\n"
 
 
-@pytest.mark.parametrize("argv", [["nonsense"], ["check", "--nonsense"]])
+@pytest.mark.parametrize("argv", [["launch"], ["check", "--nonsense"]])
 def test_wrong_usage_exits_with_2(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)

@@ -8,9 +8,8 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp.cli import main, selftest
-from gluon_amp.cli.check import environment
-from gluon_amp.cli.selftest import INFO, OK, WRONG
+from gluon_amp.cli import check, main
+from gluon_amp.cli.check import INFO, OK, WRONG, environment
 from gluon_amp.machine.dtypes import Support
 from gluon_amp.state.devices import device_supports
 
@@ -19,7 +18,7 @@ PARTS = ["gradients", "losses", "overflow", "speed"]
 
 
 def verdicts():
-    return {found.name: found.verdict for found in selftest.check(mx.cpu())}
+    return {found.name: found.verdict for found in check.tested(mx.cpu())}
 
 
 def test_a_machine_that_is_right(tmp_path, capsys, monkeypatch):
@@ -41,7 +40,7 @@ def test_a_machine_that_is_right(tmp_path, capsys, monkeypatch):
     assert not amp.is_active()
 
 
-def doubled(self, right=selftest._Training._backward):
+def doubled(self, right=check._Training._backward):
     loss = right(self)
     if self._has_amp:
         for value in self.net.collect_params(".*(weight|bias)").values():
@@ -53,7 +52,7 @@ def doubled(self, right=selftest._Training._backward):
     ("gradients", "_backward", doubled), ("losses", "step", lambda self: float("nan") if self._has_amp else 1.0),
     ("overflow", "changes_weights", lambda self, gradient: True)])
 def test_a_fault_is_found_and_ends_with_1(part, name, planted, monkeypatch, capsys):
-    monkeypatch.setattr(selftest._Training, name, planted)
+    monkeypatch.setattr(check._Training, name, planted)
     assert main(["check", "--device", "cpu"]) == 1
     said = capsys.readouterr().out
     assert f"{WRONG}: {device_supports()['cpu'].dtype} {part}" in said
@@ -64,15 +63,15 @@ def test_an_error_of_the_engine_is_one_line(monkeypatch):
     def fail(trainer):
         raise mx.MXNetError("Stack trace:\n  Check failed: no kernel\n")
 
-    monkeypatch.setattr(selftest, "unscale", fail)
-    found = list(selftest.check(mx.cpu()))
+    monkeypatch.setattr(check, "unscale", fail)
+    found = list(check.tested(mx.cpu()))
     assert {(each.verdict, each.detail) for each in found} == {(WRONG, "Check failed: no kernel")}
     assert not amp.is_active()
 
 
 @pytest.mark.parametrize("types", [["float32"], ["float32", "float16"]])
 def test_each_type_of_a_device_is_tested(types, monkeypatch):
-    monkeypatch.setattr(selftest, "support", lambda *device: Support("float32", True, "", *types[1:]))
+    monkeypatch.setattr(check, "support", lambda *device: Support("float32", True, "", *types[1:]))
     found = verdicts()
     assert list(found) == [f"{dtype} {part}" for dtype in types for part in PARTS]
     assert set(found.values()) == {OK, INFO}

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import string
 import subprocess
 import sys
@@ -50,12 +49,17 @@ def run(capsys, *argv):
 
 
 class TestConvert:
-    def test_it_writes_the_files_of_the_converted_network(self, folder, tmp_path, capsys):
-        code, out, _ = run(capsys, "convert", *model(folder), "-o", tmp_path / "new" / "dir", "--data",
-                           "data:1,16,8,8")
+    def test_it_writes_the_files_and_says_what_it_did_and_what_data_would_improve(self, folder, tmp_path, capsys):
+        code, out, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "new" / "dir", "--data",
+                             "data:1,16,8,8")
         assert code == 0
         assert sorted(os.listdir(tmp_path / "new" / "dir")) == ["small-0007.params", "small-symbol.json"]
         assert "fold_batch_norm 1" in " ".join(out.split())
+        assert "--data" not in err
+        _, out, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--dtype", "FP32", "--optimize",
+                          "fold_batch_norm")
+        assert out.startswith("Converted to float32: ")
+        assert "--data data:1,3,224,224" in err
 
     def test_a_disk_that_is_full_is_said_to_be_so(self, folder, tmp_path):
         code = ("import resource, sys, gluon_amp.cli as cli; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
@@ -66,10 +70,7 @@ class TestConvert:
         assert done.stderr == f"gluon-amp convert: {tmp_path}: No space left on device\n"
         assert list(tmp_path.iterdir()) == []
 
-    def test_exclusions_and_types_reach_the_conversion(self, folder, tmp_path, capsys):
-        _, out, _ = run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "float32", "--optimize",
-                        "fold_batch_norm")
-        assert out.startswith("Converted to float32: ")
+    def test_exclusions_reach_the_conversion(self, folder, tmp_path, capsys):
         code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "x", "--exclude", "small_dens0_fwd")
         assert code == 1
         assert "Did you mean 'small_dense0_fwd'" in err
@@ -81,13 +82,6 @@ class TestConvert:
         assert code == 1
         assert "would replace" in err
         assert [os.path.getmtime(path) for path in model(folder)] == before
-
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-    def test_a_read_only_directory(self, folder, tmp_path, capsys):
-        os.chmod(tmp_path, stat.S_IRUSR | stat.S_IXUSR)
-        code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path)
-        assert code == 1
-        assert "Permission denied" in err
 
     def test_a_target_that_is_a_file(self, folder, tmp_path, capsys):
         (tmp_path / "file").write_text("kept")
@@ -116,15 +110,6 @@ class TestConvert:
             assert "the parameters lack small_conv0_weight" in err
             assert not (tmp_path / "out").exists()
 
-    def test_it_says_what_it_did_and_what_data_would_improve(self, folder, tmp_path, capsys):
-        _, out, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--dtype", "float32")
-        assert "Converted to float32: " in out
-        assert "fold_batch_norm 1" in out
-        assert "--data data:1,3,224,224" in err
-        _, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--data", "data:1,16,8,8", "--dtype",
-                        "FP32")
-        assert "--data" not in err
-
     def test_a_converted_network_is_not_converted_again(self, folder, tmp_path, capsys):
         run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--dtype", "float32")
         files = [str(tmp_path / "out" / name) for name in ("small-symbol.json", "small-0007.params")]
@@ -138,10 +123,9 @@ class TestConvert:
         options = ["-o", tmp_path / "out", "--dtype", "float32"]
         code, _, _ = run(capsys, "convert", *model(folder), *options, "--int8", "--calib-data", tmp_path / "data.npz")
         assert code == 0
-        for wrong, said in (["--int8"], "calib_data: INT8 needs data"), (["--calib-batches", "9"], "give calib_data"):
-            code, _, err = run(capsys, "convert", *model(folder), *options, *wrong)
-            assert code == 1
-            assert said in err
+        code, _, err = run(capsys, "convert", *model(folder), *options, "--int8")
+        assert code == 1
+        assert "calib_data: INT8 needs data" in err
 
     def test_a_file_that_is_slower_here_is_warned_of(self, folder, tmp_path, capsys, lesser):
         code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "bf16")
@@ -220,25 +204,15 @@ class TestReport:
     """Of exported files, FP32 or converted."""
 
     def test_the_operators(self, folder, capsys, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("COLUMNS", "80")
+        names = ["small_conv0_fwd", "small_batchnorm0_fwd", "small_dense0_fwd"]
         code, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
         assert code == 0
-        assert "small_conv0_fwd" in out
+        assert all(word in out for word in (*names, "arithmetic", "Convolution", "Next: "))
         assert not amp.is_active()
-        assert max(map(len, out.splitlines())) <= 100
-
-    def test_names_are_whole_however_narrow_the_terminal_is(self, folder, capsys, monkeypatch):
-        names = ["small_conv0_fwd", "small_batchnorm0_fwd", "small_dense0_fwd"]
-        for columns in (80, 55, 20):
-            monkeypatch.setenv("COLUMNS", str(columns))
-            _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
-            assert columns == 20 or max(map(len, out.splitlines())) <= columns
-            assert all(name in out for name in names)
-            _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8", "--wide")
-            assert all(word in out for word in (*names, "reason", "Convolution", "rule"))
-        monkeypatch.setenv("COLUMNS", "80")
-        _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
-        assert all(word in out for word in ("arithmetic", "Convolution", "Next: "))
+        assert max(map(len, out.splitlines())) <= 80
+        _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8", "--wide")
+        assert all(word in out for word in (*names, "reason", "Convolution", "rule"))
 
     def test_a_converted_network_is_reported_as_it_is_and_how_it_was_converted(self, folder, tmp_path, capsys):
         run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "half", "--exclude", "small_dense0_fwd")

@@ -4,7 +4,6 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from networks import NETWORKS, gradients, outputs_of, ready, sequential
 
@@ -122,6 +121,7 @@ def test_it_sees_what_comes_out(name, dtype):
     eager = amp.compare(net, data, target_dtype=dtype, train_mode=False, gradients=False)
     net.hybridize()
     hybridized = amp.compare(net, data, target_dtype=dtype, train_mode=False, gradients=False)
+    assert not amp.is_active()
     plain = outputs_of(net, data)
     amp.init(dtype)
     mixed = outputs_of(net, data)
@@ -145,24 +145,6 @@ def test_parameter_gradients_are_those_of_training(hybridize):
         assert error == pytest.approx(distance(plain[name], mixed[name]), rel=0.05, abs=1e-6), name
 
 
-def test_nothing_is_changed():
-    net, data = ready(NETWORKS["conv"][0](), (4, 3, 16, 16))
-    gradients(net, data)
-    before = {name: (parameter.data().asnumpy(), parameter.grad().asnumpy() if parameter.grad_req != "null" else None)
-              for name, parameter in net.collect_params().items()}
-    plain = outputs_of(net, data)
-    amp.compare(net, data, target_dtype="float16")
-    assert not amp.is_active()
-    for name, (values, gradient) in before.items():
-        parameter = net.collect_params()[name]
-        np.testing.assert_array_equal(parameter.data().asnumpy(), values)
-        if gradient is not None:
-            np.testing.assert_array_equal(parameter.grad().asnumpy(), gradient)
-    amp.deinit()
-    for expected, found in zip(plain, outputs_of(net, data)):
-        np.testing.assert_array_equal(found, expected)
-
-
 def test_random_operators_draw_alike():
     net = sequential([nn.Dense(64, in_units=64), nn.Dropout(0.5), nn.Dense(64, in_units=64)], mx.init.Xavier())
     comparison = amp.compare(net, mx.nd.ones((8, 64)), target_dtype="float16")
@@ -178,35 +160,14 @@ def test_the_setting_in_force_is_compared():
     assert [item.dtype for item in amp.compare(net, data, policy=policy).operators] == ["float32", "float16"]
 
 
-def test_networks_that_wait_for_their_shapes_and_several_inputs():
-    class Sum(HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.dense = nn.Dense(3)
-
-        def hybrid_forward(self, F, x, y):
-            return self.dense(x) + y
-
-    net = Sum()
-    net.initialize()
-    comparison = amp.compare(net, (mx.nd.ones((2, 4)), mx.nd.ones((2, 3))), target_dtype="float16")
-    assert comparison.operators[0].op == "FullyConnected"
-
-
 def test_mistakes_are_refused():
     net, data = two_layers(True)
     with pytest.raises(amp.PolicyError, match="expected target_dtype or policy, received both"):
         amp.compare(net, data, target_dtype="float16", policy=amp.Policy("float16"))
     with pytest.raises(TypeError, match="expected a Policy, received policy='float16'"):
         amp.compare(net, data, policy="float16")
-    with pytest.raises(TypeError, match="an array, or a tuple"):
-        amp.compare(net, None)
-    with pytest.raises(TypeError, match="a Gluon block, received net"):
-        amp.compare(autograd, data)
     with pytest.raises(amp.DTypeError, match="received target_dtype='int8'"):
         amp.compare(net, data, target_dtype="int8")
-    with pytest.raises(amp.StateError, match="not initialized"):
-        amp.compare(nn.Dense(2, in_units=2), data)
     with pytest.raises(ValueError, match="one of accumulated, isolated"):
         amp.compare(net, data, target_dtype="float16").worst(by="size")
 

@@ -109,25 +109,30 @@ def test_a_weight_that_is_not_finite_or_too_large_for_float16(value, hybridize):
         ("forward", "", "float16", True, 0, 1))
 
 
-class Unused(HybridBlock):
-    """Returns more than the loss needs."""
+class Net(HybridBlock):
+    """A function of data and of a layer that changes nothing."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, function, hybridize, **kwargs):
         super().__init__(**kwargs)
+        self.function = function
         with self.name_scope():
             self.dense = nn.Dense(8, in_units=8, use_bias=False)
+        self.initialize(Diagonal())
+        self.hybridize(hybridize)
 
     def hybrid_forward(self, F, x):
-        y = self.dense(x)
-        return [y * 2, (y * 3, F.argmax(y, axis=1))], F.broadcast_add(F.zeros((1000, 1000)), y.sum())
+        return self.function(F, self.dense, x)
+
+
+def many_outputs(F, dense, x):
+    y = dense(x)
+    return [y * 2, (y * 3, F.argmax(y, axis=1))], F.broadcast_add(F.zeros((1000, 1000)), y.sum())
 
 
 @hybridized_or_not
 def test_outputs_that_the_loss_does_not_use(hybridize):
     amp.init("float16")
-    net = Unused()
-    net.initialize(Diagonal())
-    net.hybridize(hybridize)
+    net = Net(many_outputs, hybridize)
     for _ in range(5):
         assert step(net, mx.nd.ones((2, 8)), loss=lambda outputs: outputs[0][1][0].sum()) == []
         np.testing.assert_array_equal(net.dense.weight.grad().asnumpy(), np.full((8, 8), 6.0))
@@ -274,25 +279,11 @@ def test_so_many_steps_are_looked_into_a_fault_is_printed_once_and_its_repetitio
     assert all("the same fault again" in text and "\n" not in text for text in texts[1:])
 
 
-class SmallNumbers(HybridBlock):
-    """A logarithm of products that are too small for float16."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.dense = nn.Dense(8, in_units=8, use_bias=False)
-
-    def hybrid_forward(self, F, x):
-        values = self.dense(x * 1e-3)
-        return F.log(F.relu(F.elemwise_mul(values, self.dense(x * 1e-3)) + 0.0))
-
-
 @hybridized_or_not
 def test_a_value_that_was_rounded_to_zero_is_blamed_on_who_rounded_it(hybridize):
     amp.init("float16")
-    net = SmallNumbers(prefix="small_")
-    net.initialize(Diagonal())
-    net.hybridize(hybridize)
+    net = Net(lambda F, dense, x: F.log(F.relu(F.elemwise_mul(dense(x * 1e-3), dense(x * 1e-3)) + 0.0)), hybridize,
+              prefix="small_")
     report, = step(net, mx.nd.full((2, 8), 0.1))
     assert (report.phase, report.op, report.block) == ("underflow", "elemwise_mul", "small")
     assert report.tensor.endswith("log0" if hybridize else "log")
@@ -304,14 +295,6 @@ def test_a_value_that_was_rounded_to_zero_is_blamed_on_who_rounded_it(hybridize)
 @hybridized_or_not
 def test_zeros_of_the_program_are_no_fault_of_float16(hybridize):
     amp.init("float16")
-
-    class Zeros(SmallNumbers):
-        def hybrid_forward(self, F, x):
-            return F.log(F.relu(0.0 - self.dense(x)))
-
-    net = Zeros(prefix="zeros_")
-    net.initialize(Diagonal())
-    net.hybridize(hybridize)
-    report, = step(net, mx.nd.ones((2, 8)))
+    report, = step(Net(lambda F, dense, x: F.log(F.relu(0.0 - dense(x))), hybridize), mx.nd.ones((2, 8)))
     assert (report.phase, report.op) == ("forward", "log")
     assert "not finite in FP32 either" in report.advice
