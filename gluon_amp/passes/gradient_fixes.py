@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
-from ..graph import BODIES, WISHES, Entry, Graph, Node, Role, operator, set_subgraphs, subgraphs_of
+from ..graph import BODIES, WISHES, Entry, Graph, Node, Role, edit_bodies, loops_and_branches, operator, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
 from ..machine.dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..rules import KEEP, Decision
@@ -287,10 +287,9 @@ def concerns_of(graph: Graph, is_asked: Callable[[str], bool], evaluates: bool) 
 
 def _bodies(graph: Graph) -> Iterator[tuple[Graph, list[Entry]]]:
     """Yield the bodies of a graph's loops and branches, with what their variables stand for."""
-    for node in graph.operators():
-        if node.op in BODIES:
-            parts = subgraphs_of(node)
-            yield from ((parts[part], reads) for part, reads in inputs_of_bodies(node))
+    for node in loops_and_branches(graph):
+        parts = subgraphs_of(node)
+        yield from ((parts[part], reads) for part, reads in inputs_of_bodies(node))
 
 
 def _variables_before(entry: Entry) -> Iterator[str]:
@@ -320,7 +319,7 @@ def gradient_fixes(graph: Graph, context: Context) -> int:
         _settle(node, served, context)
     if made:
         propagate_dtypes(graph, context)
-    return count + sum(_fix_bodies(node, context) for node in graph.operators() if node.op in BODIES)
+    return count + sum(_fix_bodies(node, context) for node in loops_and_branches(graph))
 
 
 def fix_behind_casts(graph: Graph, role: Role = Role.HELPER) -> None:
@@ -363,14 +362,11 @@ def _fix_bodies(node: Node, context: Context) -> int:
     def applies(inner: Node, row: GradientFix, of: int) -> bool:
         return row.without is None or Concern(inner.name, of) in context.facts.concerned
 
-    parts = subgraphs_of(node)
-    count = 0
-    for position in BODIES[node.op]:
-        count += _fix(parts[position], _IN_GRAPHS, applies, context.facts.evaluates)[0]
-        count += sum(_fix_bodies(inner, context) for inner in parts[position].operators() if inner.op in BODIES)
-    if count:
-        set_subgraphs(node, parts)
-    return count
+    def fix(_: int, body: Graph) -> int:
+        count, _made = _fix(body, _IN_GRAPHS, applies, context.facts.evaluates)
+        return count + sum(_fix_bodies(inner, context) for inner in loops_and_branches(body))
+
+    return edit_bodies(node, fix)
 
 
 def calls_to_fix(behind_casts: bool) -> frozenset[str]:

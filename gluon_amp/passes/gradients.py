@@ -6,22 +6,20 @@ and a tensor that both branches read counts as two, unless it is a variable. Eac
 
     cond(then(x), else(y))   ->   cond(then(x) + 0 * sum(y), else(y) + 0 * sum(x))
 
-``loop_gradients``: the backward pass of a ``while_loop`` does not write the gradient of a state from step to step where
-the state begins without one, and what the body reads gets whatever is in memory. A factor of 1 that has a gradient
-makes it be asked for. Without a step no gradient is written but those of states: a mask stands before all else that
-has one::
+``loop_gradients``: the backward pass of a ``while_loop`` does not write the gradient of a state that begins without
+one, and what the body reads gets whatever is in memory. A factor of 1 that has a gradient makes it be asked for.
+Without a step no gradient is written but those of states: a mask stands before all else that has one::
 
     while_loop(state, w)   ->   while_loop(state * slice(concat(1, one element of w)), mask(w, cond(state)))
 
 ``split_concat``: MXNet cannot split a gradient that lies in blocks of 16 channels where the maps joined are not whole
-blocks: it raises "could not construct a sub-memory", or ends the process. Behind an operator that is not oneDNN's the
-gradient is plain::
+blocks: it ends the process. Behind an operator that is not oneDNN's the gradient is plain::
 
     Concat(x, y)   ->   slice_axis(Concat(x, y), begin=0, end=None)
 
 ``carry_scale``: SoftmaxOutput and its kin ignore the gradient that comes back to them, and with it the scale of the
-loss. Their data is multiplied by an input that the program does not have: it holds 1, and the loss scale while a
-backward pass of scaled losses is under way. Values stay as they are, and gradients are multiplied::
+loss. Their data is multiplied by an input that the program does not have: 1, and the loss scale while a backward pass
+of scaled losses is under way. Values stay as they are, and gradients are multiplied::
 
     SoftmaxOutput(x, label)   ->   SoftmaxOutput(broadcast_mul(x, amp_loss_scale), label)
 """
@@ -33,16 +31,16 @@ from operator import eq, ge, gt, le, lt, ne
 from typing import Callable, Iterator, Sequence
 
 from ..graph import (
-    BODIES,
     CAST,
     Entry,
     Graph,
     Node,
     Role,
+    edit_bodies,
+    loops_and_branches,
     operator,
     put_in_order,
     redirect,
-    set_subgraphs,
     subgraphs_of,
 )
 from ..graph.attrs import DTYPE, REGION_OFF, SHAPE, TYPE_FLAGS, integers, region_mark, region_of
@@ -66,31 +64,25 @@ _FLOATS = (FLOAT16, FLOAT32, FLOAT64)
 def branch_gradients(graph: Graph, context: Context) -> int:
     """Complete what branches and loops read; return how many inputs were missing."""
     def complete(graph: Graph, node: Node, is_inner: bool) -> int:
-        if node.op not in _READS:
-            return 0
-        parts = subgraphs_of(node)
-        added = sum(_read_all(node, parts[part], name) for name, part in _READS[node.op].items())
-        if added:
-            set_subgraphs(node, parts)
-        return added
+        names = {part: name for name, part in _READS.get(node.op, {}).items()}
+        return edit_bodies(node, lambda position, part: _read_all(node, part, names[position])) if names else 0
 
     return _change_holders(graph, complete)
 
 
 def _change_holders(graph: Graph, change: Callable[[Graph, Node, bool], int], is_inner: bool = False) -> int:
     """Change the loops and branches of a graph, after those in their bodies; return the sum of what ``change`` does."""
-    total = 0
-    for node in graph.operators():
-        if node.op in BODIES:
-            parts = subgraphs_of(node)
-            for part, reads in inputs_of_bodies(node):
-                for variable, entry in zip(parts[part].variables(), reads):
-                    variable.dtypes = [_dtype(entry)]
-            count = sum(_change_holders(parts[part], change, is_inner=True) for part in BODIES[node.op])
-            if count:
-                set_subgraphs(node, parts)
-            total += count + change(graph, node, is_inner)
-    return total
+    def change_within(node: Node) -> int:
+        reads = dict(inputs_of_bodies(node))
+
+        def edit(position: int, part: Graph) -> int:
+            for variable, entry in zip(part.variables(), reads[position]):
+                variable.dtypes = [_dtype(entry)]
+            return _change_holders(part, change, is_inner=True)
+
+        return edit_bodies(node, edit)
+
+    return sum(change_within(node) + change(graph, node, is_inner) for node in loops_and_branches(graph))
 
 
 def inputs_of_bodies(node: Node) -> Iterator[tuple[int, list[Entry]]]:
@@ -162,19 +154,18 @@ class _Loop:
 
     def complete(self) -> int:
         """Do so; return how many inputs were changed."""
-        variables = self._graph.variables()
-        inputs = list(self._node.inputs)
-        states = [position for position in self._states if _dtype(inputs[position]) in _FLOATS]
+        variables, inputs = self._graph.variables(), list(self._node.inputs)
+        states = sorted({position for position in self._states if _dtype(inputs[position]) in _FLOATS})
         others = [] if self._certainly_runs() else [
             position for position in self._asked if position not in self._states]
         if states:
             factor = self._factor()
-            inputs = [self._with_gradient(entry, factor) if position in states else entry
-                      for position, entry in enumerate(inputs)]
+            for position in states:
+                inputs[position] = self._with_gradient(inputs[position], factor)
         if others:
             runs = self._runs()
-            inputs = [self._masked(entry, runs) if position in others else entry
-                      for position, entry in enumerate(inputs)]
+            for position in others:
+                inputs[position] = self._masked(inputs[position], runs)
         self._node.inputs = inputs
         put_in_order(self._graph, variables)
         return len(states) + len(others)

@@ -6,10 +6,8 @@
 
 MXNet's LayerNorm takes ten times as long as need be, mostly backward, its clip branches for every element, and its
 products of many small matrices and recurrent layers use neither all threads nor the widest instructions. The operators
-of :mod:`gluon_amp.native` take their place where they compute the same in FP32, whatever the rest of the graph runs in.
-The program's own symbol, from which files are written, keeps MXNet's operators. clip runs in bfloat16, too: between
-convolutions that saves the casts that MXNet's needs. Dense layers and attention
-(:mod:`~gluon_amp.passes.native_attention`) run in either type, LayerNorm and dropout in that of their data.
+of :mod:`gluon_amp.native` take their place where they compute the same. The program's own symbol, from which files are
+written, keeps MXNet's operators. Attention is in :mod:`~gluon_amp.passes.native_attention`.
 
 MXNet does not tell operators of libraries that a gradient is to be added to another: an identity stands between
 (:mod:`~gluon_amp.passes.identities`).
@@ -32,6 +30,7 @@ from .context import Context
 from .precisions import plan_outputs, propagate_dtypes, unknown_forward
 
 _MANY_ROWS = 16  # of a dense layer's data, from which on MXNet's product of matrices is the slower one
+_LARGE_WEIGHT = 512 * 512  # values of a dense layer's weight, likewise
 _NARROW = 16  # values in a row, below which they cannot be vectorised
 _SCALE_ROWS, _PRODUCTS = "_gluon_amp_scale_rows", ("broadcast_mul", "_npi_multiply")
 _KEEP_LAYOUT = ("Activation", "relu", "clip", "LeakyReLU", "BatchNorm", "elemwise_add", "_copy")
@@ -84,22 +83,10 @@ def _keeps_format(node: Node, consumers: Consumers) -> bool:
             and consumers.is_first_only(node))
 
 
-def _is_simple_layer_norm(node: Node, consumers: Consumers) -> bool:
-    """Tell whether the last axis is normalised; with other numbers of axes a positive one may not be the last."""
-    return ((node.inputs[0].shape or (0,))[-1] >= _NARROW and integer(node.attrs, "axis", -1) == -1
-            and consumers.is_first_only(node))
-
-
 def _is_sloped(node: Node, shapes: Shapes) -> bool:
     """Tell whether there is one slope, or one for each channel, which comes behind the batch."""
     data, slopes = shapes
     return len(slopes) == 1 and (slopes[0] == 1 or (len(data) > 1 and slopes[0] == data[1]))
-
-
-def _is_matmul(node: Node, shapes: Shapes) -> bool:
-    """Tell whether a pile is times another of the same leading dimensions, or times one matrix."""
-    left, right = shapes
-    return len(left) > 2 and (len(right) == 2 or left[:-2] == right[:-2])
 
 
 def _is_softmax_of_rows(node: Node, consumers: Consumers) -> bool:
@@ -134,7 +121,7 @@ def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
     """Tell whether rows and weights are many, and the gradient of the data, which is always computed, is of use."""
     # MXNet's takes data of one dimension for a column.
     data, weight = shapes
-    return (len(data) > 1 and _rows(node, data) >= _MANY_ROWS and prod(weight) >= REPLACEMENTS["FullyConnected"].least
+    return (len(data) > 1 and _rows(node, data) >= _MANY_ROWS and prod(weight) >= _LARGE_WEIGHT
             and not node.inputs[0].node.is_variable)
 
 
@@ -192,13 +179,18 @@ def _are_factors(data: Sequence[int], factors: Sequence[int]) -> bool:
 # takes longer than with MXNet's operators (docs/design/native.md). The least work of attention is estimated.
 # LeakyReLU is several operators: its form is part of the name.
 REPLACEMENTS: Mapping[str, Replacement] = {
-    "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
-                             rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
+    "LayerNorm": Replacement(  # of the last axis: with other numbers of axes a positive one may not be the last
+        "_gluon_amp_layer_norm", (FLOAT32,), 2048,
+        lambda node, consumers: ((node.inputs[0].shape or (0,))[-1] >= _NARROW and consumers.is_first_only(node)
+                                 and integer(node.attrs, "axis", -1) == -1),
+        rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
     "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations),
-    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, work=_weights, fp32_inputs=(1, 2),
-                                  follows=_is_inner_layer),
-    "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations, follows=_is_matmul),
+    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), _LARGE_WEIGHT, work=_weights,
+                                  fp32_inputs=(1, 2), follows=_is_inner_layer),
+    "_npi_matmul": Replacement(  # a pile times another of the same leading dimensions, or times one matrix
+        "_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations,
+        follows=lambda _, shapes: len(shapes[0]) > 2 and (len(shapes[1]) == 2 or shapes[0][:-2] == shapes[1][:-2])),
     "_linalg_gemm2": Replacement(
         "_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations,
         fits=lambda node, _: len(node.inputs[0].shape or ()) > 2 and integer(node.attrs, "axis", -2) == -2),
@@ -247,7 +239,7 @@ def native_operators(graph: Graph, context: Context) -> int:
         _replace(graph, node, each, context)
     if not context.policy.lowers and context.facts.trains and context.facts.recorded:
         # Products add a map that is added to them, and rectify the sum: a map less is kept for backward.
-        channels_last.fuse_add(graph, list(graph.operators()), Consumers(graph), _SCALE_ROWS, _rectifier_of)
+        channels_last.fuse_add(graph, graph.operators(), Consumers(graph), _SCALE_ROWS, _rectifier_of)
     if context.target == BFLOAT16:
         propagate_dtypes(graph, context)
     return len(found) + fused
@@ -261,9 +253,9 @@ def _widen_thin_layers(graph: Graph, context: Context) -> None:
     consumers = Consumers(graph)
     for node in graph.operators():
         if node.op == "FullyConnected" and Entry(node).dtype == BFLOAT16 and node.decided.cause not in WISHES:
-            (data, weight), least = node.inputs[:2], REPLACEMENTS["FullyConnected"].least
-            if (data.shape and weight.node.is_variable and consumers.is_read_once(weight) and _weights(node) >= least
-                    and _rows(node, data.shape) < _MANY_ROWS):
+            data, weight = node.inputs[:2]
+            if (data.shape and weight.node.is_variable and consumers.is_read_once(weight)
+                    and _weights(node) >= _LARGE_WEIGHT and _rows(node, data.shape) < _MANY_ROWS):
                 node.decision = Decision(FP32, Cause.DEVICE, f"a cast of its weight takes longer than {BFLOAT16} saves "
                                                              "for few rows")
                 plan_outputs(node, context)

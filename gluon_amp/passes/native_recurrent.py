@@ -43,14 +43,10 @@ def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
     """Return the shapes of parameters as Gluon has them: weights of all layers, then their biases."""
     states, layers = integer(node.attrs, "state_size", 0), integer(node.attrs, "num_layers", 1)
     rows = _GATES[node.attrs["mode"]] * states
-    directions = _directions(node)
+    directions = 2 if is_set(node.attrs, "bidirectional") else 1
     widths = [(node.inputs[0].shape or ())[2], *[directions * states] * (layers - 1)]
     weights = [(rows, width) for layer in widths for _ in range(directions) for width in (layer, states)]
     return [*weights, *[(rows,)] * len(weights)]
-
-
-def _directions(node: Node) -> int:
-    return 2 if is_set(node.attrs, "bidirectional") else 1
 
 
 def fit(graph: Graph, node: Node, context: Context) -> None:
@@ -64,9 +60,16 @@ def fit(graph: Graph, node: Node, context: Context) -> None:
     masks = _masks(graph, node, context)
     node.inputs = [*node.inputs, *masks]
     node.attrs = {**node.attrs, "masks": str(bool(masks)), "training": str(context.facts.recorded)}
-    if lowered:
-        node.attrs["dtype"] = BFLOAT16
-        _lower(graph, node, context)
+    if not lowered:
+        return
+    node.attrs["dtype"] = BFLOAT16
+    if context.converted:
+        node.inputs[0] = in_type(graph, node.inputs[0], BFLOAT16, {}, Consumers(graph))
+        give_low(graph, node)
+    else:
+        node.decision = Decision(LOWER, Cause.TABLE, "in C++; weights, states and sums stay FP32",
+                                 tuple(range(1, len(node.inputs))))
+        node.planned = [BFLOAT16, *node.dtypes[1:]]
 
 
 def _is_lowered(node: Node, context: Context) -> bool:
@@ -77,22 +80,12 @@ def _is_lowered(node: Node, context: Context) -> bool:
     return decision.rule == FP32 and decision.cause is Cause.TABLE
 
 
-def _lower(graph: Graph, node: Node, context: Context) -> None:
-    if not context.converted:
-        node.decision = Decision(LOWER, Cause.TABLE, "in C++; weights, states and sums stay FP32",
-                                 tuple(range(1, len(node.inputs))))
-        node.planned = [BFLOAT16, *node.dtypes[1:]]
-        return
-    node.inputs[0] = in_type(graph, node.inputs[0], BFLOAT16, {}, Consumers(graph))
-    give_low(graph, node)
-
-
 def _masks(graph: Graph, node: Node, context: Context) -> list[Entry]:
     """Make a mask for the values between each two layers, by MXNet's Dropout: of its seed, and of ones in inference."""
     p, layers = node.attrs.get("p", "0"), integer(node.attrs, "num_layers", 1)
     if not float(p) or layers == 1 or context.converted:
         return []
-    width = _directions(node) * integer(node.attrs, "state_size", 0)
+    width = (node.shapes[0] or ())[-1]
     steps, batch = (node.inputs[0].shape or ())[:2]
 
     def made(op: str, entry: Entry, last: int, **attrs: Any) -> Node:

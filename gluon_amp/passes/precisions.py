@@ -29,22 +29,18 @@ from ..rules.decision import (
     may_lower,
     number,
 )
-from ..rules.tables import groups
 from .context import Context
 
 
 def assign_dtypes(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
     nodes, lowered = graph.operators(), 0
-    exact = _whole_numbers(nodes)
     sparse = consumers_of_sparse(graph, context.facts.sparse)
     shapeless = _behind_loops(graph) if context.facts.bound else ()
     for node in nodes:
         node.decision = READS_SPARSE if id(node) in sparse else decide(node, context)
         if id(node) in shapeless and may_lower(node.decided):
             node.decision = BEHIND_LOOP
-        if id(node) in exact and may_lower(node.decided):
-            node.decision = in_fp32(node.decided, f"gives positions, which {context.target} does not count exactly")
     joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.device.imitated else ()
     for node in nodes:
         if id(node) in joins and {FLOAT32, context.target} <= {entry.dtype for entry in node.inputs}:
@@ -108,17 +104,11 @@ def _data_shape(node: Node) -> tuple[int, ...] | None:
     return shape
 
 
-def _data_precision(node: Node, context: Context) -> str | None:
-    """Return the precision that a node's floating-point data takes; None when it has no such data."""
-    if node.decided.rule == KEEP:
-        return None
-    return precision(node.decided, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
-
-
 def plan_outputs(node: Node, context: Context) -> bool:
     """Give the outputs of a node the types that follow from its decision; return whether that lowers one of them."""
     node.planned = []
-    if _data_precision(node, context) != context.target:
+    types = [entry.dtype for entry in node.inputs]
+    if node.decided.rule == KEEP or precision(node.decided, types, FLOAT32, context.target) != context.target:
         return False
     # The hidden outputs of operators with FP32 inputs (BatchNorm's mean and variance) are FP32 as well.
     count = 1 if node.decided.fp32_inputs else len(node.dtypes)
@@ -131,7 +121,7 @@ def input_dtypes(node: Node, context: Context) -> list[str | None]:
     """Return the type that each input must have; None where the input is left as it is."""
     if node.decided.rule == KEEP:
         return [FLOAT32 if entry.is_lowered else None for entry in node.inputs]
-    wanted = _data_precision(node, context)
+    wanted = precision(node.decided, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
     return [None if not context.is_float(entry)
             else FLOAT32 if position in node.decided.fp32_inputs
             else wanted
@@ -220,40 +210,6 @@ def constant(entry: Entry) -> float | None:
         first, second = constant(node.inputs[0]), number(node.attrs.get("scalar", "0"))
         return None if first is None or second is None else _ARITHMETIC[node.op](first, second)
     return None
-
-
-_CHOSEN = frozenset((  # numbers that the program chooses, or zeros and ones
-    "_arange", "_npi_arange", "_contrib_arange_like", "_eye", "_npi_eye", "one_hot", *groups.COMPARISONS,
-    *groups.SCALAR_COMPARISONS, *_FILLED, *_FILLED_WITH))
-_MOVING = frozenset((
-    *groups.IDENTITIES, *groups.RESHAPES, *groups.FLATTENING, *groups.REPETITIONS, *groups.MOVED_AXES, *groups.SPLITS,
-    *groups.JOINS, "transpose", "SwapAxis", "slice_axis", "slice", "_npi_broadcast_to", "broadcast_like", "Cast"))
-_CALCULATING = frozenset((*groups.ROUNDING, "clip", *groups.SCALAR_ARITHMETIC, *groups.ELEMWISE_ADDITIONS,
-                          *groups.ADDITIONS, *groups.SUMS, *groups.NUMPY_SUMS))
-_PRODUCTS = frozenset((*groups.PLAIN_PRODUCTS, *groups.BATCHED_PRODUCTS, "FullyConnected"))
-
-
-def _whole_numbers(nodes: Sequence[Node]) -> set[int]:
-    """Return the ids of products with chosen numbers, such as ``dot(one_hot, arange)``, that are read as positions."""
-    found: set[int] = set()
-    waiting = [node.inputs[groups.POSITIONS[node.op]] for node in nodes
-               if len(node.inputs) > groups.POSITIONS.get(node.op, len(node.inputs))]
-    seen = {entry.key for entry in waiting}
-    while waiting:
-        node = waiting.pop().node
-        if node.op in _PRODUCTS and any(map(_is_chosen, node.inputs)):
-            found.add(id(node))
-        elif node.op in _MOVING or node.op in _CALCULATING:
-            waiting += [entry for entry in node.inputs if entry.key not in seen]
-            seen.update(entry.key for entry in node.inputs)
-    return found
-
-
-def _is_chosen(entry: Entry) -> bool:
-    node = entry.node
-    while node.op in _MOVING:
-        node = node.inputs[0].node
-    return node.op in _CHOSEN
 
 
 # Their results are dense whatever they read. Of others a result may be sparse: they are the safer guess.
