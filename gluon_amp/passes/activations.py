@@ -118,8 +118,7 @@ def _is_worth_it(found: _Swish, context: Context) -> bool:
     nodes = (found.last, *found.within)
     types = {found.data.node.dtypes[found.data.output], *(node.dtypes[0] for node in nodes)}
     is_free = context.converted or not any(node.decided.cause in WISHES for node in nodes)
-    return (is_free and len(types) == 1 and types <= {FLOAT32, BFLOAT16} and found.data.shape is not None
-            and prod(found.data.shape) >= _LEAST)
+    return is_free and types in ({FLOAT32}, {BFLOAT16}) and prod(found.data.shape or (0,)) >= _LEAST
 
 
 FP32_ACTIVATIONS = {"sigmoid": "sigmoid", "_npx_sigmoid": "sigmoid", "tanh": "tanh", "_npi_tanh": "tanh"}

@@ -43,11 +43,10 @@ from .context import Context
 from .gradients import with_plain_gradient
 
 _MULTIPLE = {BFLOAT16: 16, FLOAT16: 8, FLOAT32: 16}
-# In FP32 forward and backward of a 3x3 convolution of SSD's sizes take 1.05 to 2.5 times as long without padding, with
-# AVX512 and with AVX2. There is no gain where no windows are copied (1x1), where the product is small (fewer input
-# channels), and where padding the weight takes as long as the convolution (few places on the map). Multiples of 8 are
-# padded to multiples of 16, too: by itself the AVX2 kernel is as fast, but it leaves gradients in blocks of 8 channels,
-# and with data in blocks of 16 BatchNorm's gradient runs oneDNN's reference kernel, a tenth of a step of SSD.
+# In FP32 training of a 3x3 convolution takes up to 2.5 times as long without padding. There is no gain where no windows
+# are copied (1x1), where the product is small (fewer input channels), and where padding the weight takes as long as the
+# convolution (few places on the map). With multiples of 8, too: the AVX2 kernel leaves gradients in blocks of 8
+# channels, and with data in blocks of 16 BatchNorm's gradient runs oneDNN's reference kernel.
 _FP32_INPUT_CHANNELS, _FP32_PLACES = 128, 256
 
 
@@ -59,7 +58,10 @@ def align_channels(graph: Graph, context: Context) -> int:
     """Pad every convolution of the target type that needs it and whose shapes are known; return how many."""
     if context.device.imitated:
         return 0
-    nodes, consumers = graph.nodes(), Consumers(graph)
+    consumers = Consumers(graph)
+    nodes = [node for node in graph.operators()
+             if node.op == "Convolution" and Entry(node).dtype == context.target
+             and integer(node.attrs, "num_group", 1) == 1 and not is_channels_last(node.attrs)]
     padded = {Entry(node).key: _pad(graph, node, extra) for node in nodes
               for extra in [_missing_channels(node, consumers, context)] if extra}
     redirect(graph, padded)
@@ -69,18 +71,10 @@ def align_channels(graph: Graph, context: Context) -> int:
     return len(padded) + len(widened)
 
 
-def _is_convolution(node: Node, context: Context) -> bool:
-    """Tell whether a node is a convolution in the target type, without groups, of channels in front of the map."""
-    return (node.op == "Convolution" and Entry(node).dtype == context.target
-            and integer(node.attrs, "num_group", 1) == 1 and not is_channels_last(node.attrs))
-
-
 def _missing_channels(node: Node, consumers: Consumers, context: Context) -> int:
     """Return how many output channels to add, 0 for none."""
-    if not _is_convolution(node, context) or not all(entry.node.is_variable for entry in node.inputs[1:]):
-        return 0
-    output, weight, trains = node.shapes[0], node.inputs[1].shape, context.policy.training
-    if weight is None or 0 in weight:
+    output, weight, trains = Entry(node).shape, node.inputs[1].shape, context.policy.training
+    if weight is None or 0 in weight or not all(entry.node.is_variable for entry in node.inputs[1:]):
         return 0
     if context.target == FLOAT32 and (
             output is None or len(weight) != 4 or prod(weight[2:]) == 1 or weight[1] < _FP32_INPUT_CHANNELS
@@ -111,11 +105,9 @@ def _pad(graph: Graph, node: Node, extra: int) -> Entry:
 
 def _missing_inputs(node: Node, context: Context) -> int:
     """Return how many input channels to add, 0 for none. Nothing was measured with AMX."""
-    if (not context.policy.training or context.target != BFLOAT16 or context.device.amx
-            or not _is_convolution(node, context)):
-        return 0
     data, weight, multiple = node.inputs[0].shape, node.inputs[1].shape, _multiple_of(context)
-    if data is None or weight is None or not all((*data, *weight)) or len(data) != 4 or data[1] < multiple:
+    if (not context.policy.training or context.target != BFLOAT16 or context.device.amx or data is None
+            or weight is None or not all((*data, *weight)) or len(data) != 4 or data[1] < multiple):
         return 0
     return -data[1] % multiple
 

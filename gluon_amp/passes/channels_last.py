@@ -57,13 +57,6 @@ def channels_last(graph: Graph, context: Context) -> int:
     return count
 
 
-def _leaves(node: Node, inside: set[int], consumers: Consumers) -> bool:
-    """Tell whether a map is an output of the graph, or read as something else than a map of the chain, as factors."""
-    entry = Entry(node)
-    return gives_map(node) and (consumers.is_head(entry) or any(
-        entry.key in (each.key for each in _others(consumer, inside)) for consumer in consumers.of(entry)))
-
-
 def _others(node: Node, inside: set[int]) -> list[Entry]:
     """Return the inputs of a node that are not maps of the chain."""
     return node.inputs[len(maps_of(node)) if id(node) in inside else 0:]
@@ -72,7 +65,10 @@ def _others(node: Node, inside: set[int]) -> list[Entry]:
 def _to_nhwc(graph: Graph, chain: list[Node], consumers: Consumers, context: Context) -> int:
     """Let the maps of a chain be NHWC; return how many operators run in C++ then."""
     inside = {id(node) for node in chain}
-    _back_to_nchw(graph, [node for node in chain if _leaves(node, inside, consumers)], inside, context)
+    # Outputs of the graph, and maps that are read as something else than a map of the chain, as factors, leave it.
+    outside = {entry.key for node in graph.nodes() for entry in _others(node, inside)}
+    _back_to_nchw(graph, [node for node in chain if gives_map(node) and (
+        Entry(node).key in outside or consumers.is_head(Entry(node)))], inside, context)
     for node in chain:
         maps = [entry if is_within(entry, inside) else
                 _transposed(graph, entry, _NHWC, _nhwc(entry.shape), context) for entry in maps_of(node)]
@@ -118,13 +114,10 @@ def fuse_add(graph: Graph, nodes: Sequence[Node], consumers: Consumers, op: str,
             if source.op != op or not consumers.is_read_once(entry):
                 continue
             others = [other for at, other in enumerate(node.inputs) if at != position]
-            if node.op != "elemwise_add":
-                taken = limits_of(source, node)
-            elif "adds" not in source.attrs and "a_min" not in source.attrs and (
+            taken = {} if node.op == "elemwise_add" else limits_of(source, node)
+            if node.op == "elemwise_add" and "adds" not in source.attrs and "a_min" not in source.attrs and (
                     position == 0 or _is_behind(source, others[0].node)):
                 taken = {"adds": "True"}
-            else:
-                taken = {}
             if taken:
                 source.inputs = [*source.inputs, *others]
                 source.attrs = {**source.attrs, **taken}

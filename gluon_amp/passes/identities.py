@@ -117,14 +117,14 @@ def _kinds(graph: Graph, context: Context) -> _Tells:
     weights = [node.inputs[1].node for node in graph.operators()
                if node.op == "Convolution" and integer(node.attrs, "num_group", 1) > 1]
     grouped = {(weight.inputs[0].node if weight.op == CAST else weight).name for weight in weights}
+
+    def is_one_of(entry: Entry, names: Collection[str]) -> bool:
+        return entry.node.is_variable and entry.node.name in names
+
     return {Tensor.ADDED: lambda entry: ((entry.key in read_often and entry.dtype in (*_FLOATS, FLOAT64))
-                                         or _is_variable_of(entry, accumulated)),
-            Tensor.ADDED_VARIABLE: lambda entry: _is_variable_of(entry, added),
-            Tensor.GROUPED_WEIGHT: lambda entry: _is_variable_of(entry, grouped)}
-
-
-def _is_variable_of(entry: Entry, names: Collection[str]) -> bool:
-    return entry.node.is_variable and entry.node.name in names
+                                         or is_one_of(entry, accumulated)),
+            Tensor.ADDED_VARIABLE: lambda entry: is_one_of(entry, added),
+            Tensor.GROUPED_WEIGHT: lambda entry: is_one_of(entry, grouped)}
 
 
 def _read_often(graph: Graph) -> set[tuple[int, int]]:
@@ -161,12 +161,10 @@ def _put_into_body(node: Node, has_types: bool) -> int:
 
 def _put_at_parts(node: Node, body: Graph) -> int:
     """Put an identity behind each part that a loop's body reads, and each that it gives; branches have none."""
-    read = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; none for a while_loop
+    places = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; a while_loop none
     variables = body.variables()
-    moved = {}
-    for location, entry in zip(read, node.inputs):
-        if entry.dtype in _FLOATS:
-            moved[Entry(variables[location]).key] = _behind(body, Entry(variables[location]))
+    read = [Entry(variables[place]) for place, entry in zip(places, node.inputs) if entry.dtype in _FLOATS]
+    moved = {entry.key: _behind(body, entry) for entry in read}
     written = [position for position in range(integer(node.attrs, "num_out_data", 0))
                if node.dtypes[position] in _FLOATS]
     for position in written:

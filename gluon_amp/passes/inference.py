@@ -140,7 +140,7 @@ def cast_params_offline(graph: Graph, context: Context) -> int:
     consumers = Consumers(graph)
     moved: dict[tuple[int, int], Entry] = {}
     for node in graph.operators():
-        if id(node) in constant and any(id(consumer) not in constant for consumer in consumers.of(Entry(node))):
+        if node in constant and not constant.issuperset(consumers.of(Entry(node))):
             variable = _variable(node, consumers)
             weights.rename(node.name, variable.name)
             moved[Entry(node).key] = Entry(variable)
@@ -148,16 +148,13 @@ def cast_params_offline(graph: Graph, context: Context) -> int:
     return len(moved) + _store_what_the_program_casts(graph, weights, context.target)
 
 
-def _constants(graph: Graph, weights: Any) -> dict[int, str]:
-    """Compute nodes that depend on parameters only; return each, and the name of its value."""
-    constants: dict[int, str] = {}
-    for node in graph.nodes():
-        if node.is_variable:
-            if node.name in weights:
-                constants[id(node)] = node.name
-        elif node.role is not Role.OWN and all(id(entry.node) in constants for entry in node.inputs):
-            weights.compute(node.name, node.op, node.attrs, [constants[id(entry.node)] for entry in node.inputs])
-            constants[id(node)] = node.name
+def _constants(graph: Graph, weights: Any) -> set[Node]:
+    """Return parameters and nodes that depend on these only, which it computes: the values are under their names."""
+    constants = {node for node in graph.variables() if node.name in weights}
+    for node in graph.operators():
+        if node.role is not Role.OWN and constants.issuperset(entry.node for entry in node.inputs):
+            weights.compute(node.name, node.op, node.attrs, [entry.node.name for entry in node.inputs])
+            constants.add(node)
     return constants
 
 
@@ -280,8 +277,6 @@ def between(graph: Graph) -> frozenset[str]:
 
 def _stays_apart(node: Node, context: Context) -> bool:
     """Tell whether an operator must not be fused with a layer that runs in INT8."""
-    if context.int8 is None:
-        return False
     excluded = context.policy.excluded
-    return node.name in context.int8.wide or (node.name in excluded and any(
-        entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable))
+    return context.int8 is not None and (node.name in context.int8.wide or (node.name in excluded and any(
+        entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable)))

@@ -91,9 +91,8 @@ def _gains_as_one(found: _Attention, context: Context) -> bool:
     known = all(entry.shape and entry.node.dtypes[entry.output] in types.get(name, others)
                 for name, entry in found.inputs.items())
     shape, weights = found.node.shapes[0], found.softmax.shapes[0]
-    if not known or shape is None or weights is None:
-        return False
-    return 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST
+    return (known and shape is not None and weights is not None
+            and 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST)
 
 
 def _decision_on(found: _Attention, context: Context, fp32_inputs: tuple[int, ...]) -> Decision:
@@ -176,12 +175,10 @@ def _interleaved(product: Node, consumers: Consumers) -> _Attention | None:
     is_self = _INTERLEAVED[kind] == _SELF
     names = ["projections"] if is_self else ["queries", "keys_values"]
     shapes = [entry.shape or () for entry in first.inputs]
-    if any(len(shape) != 3 or not all(shape) for shape in shapes) or heads < 1:
+    if not all(shape and all(shape) for shape in shapes):
         return None
     (queries, batch, row), keys = shapes[0], shapes[-1][0]
-    width, rest = divmod(row, 3 * heads if is_self else heads)
-    if rest:
-        return None
+    width = row // (3 * heads if is_self else heads)
     return _attention(product, (first, product), weights, {"layout": "interleaved", "scale": repr(width ** -0.5)},
                       dict(zip(names, first.inputs)), (batch, queries, keys, heads), consumers)
 
@@ -226,21 +223,18 @@ def _weights(entry: Entry) -> _Weights | None:
                      dropouts[0] if dropouts else None)
     if is_set(softmax.attrs, "use_length"):
         found.extras["lengths"] = softmax.inputs[1]
-    return found if mask is None or _mask(found, mask) else None
-
-
-def _mask(weights: _Weights, mask: Entry) -> bool:
-    """Tell whether scores are chosen by the mask that the weights are times; the weights learn of it."""
-    choice = weights.scores.node
+    if mask is None:
+        return found
+    choice = found.scores.node  # by the mask that the weights are times
     if choice.op != "where" or choice.inputs[0].key != mask.key:
-        return False
+        return None
     scores, fill = choice.inputs[1], choice.inputs[2].node
     ones = fill.inputs[0].node if fill.op == "_mul_scalar" else fill
     if ones.op != "ones_like" or ones.inputs[0].key != scores.key:
-        return False
-    weights.masked = 1.0 if ones is fill else float(fill.attrs.get("scalar", 1))
-    weights.extras["mask"], weights.scores = mask, scores
-    return True
+        return None
+    found.masked = 1.0 if ones is fill else float(fill.attrs.get("scalar", 1))
+    found.extras["mask"], found.scores = mask, scores
+    return found
 
 
 def _behind(entry: Entry, passes: Callable[[Entry], bool]) -> tuple[Entry, list[Node]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, prod
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from ..graph import WISHES, Consumers, Entry, Graph, Node, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set
@@ -30,19 +30,10 @@ from .context import Context
 from .precisions import plan_outputs, propagate_dtypes, unknown_forward
 
 _MANY_ROWS = 16  # of a dense layer's data, from which on MXNet's product of matrices is the slower one
-_LARGE_WEIGHT = 512 * 512  # values of a dense layer's weight, likewise
 _NARROW = 16  # values in a row, below which they cannot be vectorised
 _SCALE_ROWS, _PRODUCTS = "_gluon_amp_scale_rows", ("broadcast_mul", "_npi_multiply")
 _KEEP_LAYOUT = ("Activation", "relu", "clip", "LeakyReLU", "BatchNorm", "elemwise_add", "_copy")
 Shapes = Sequence[Sequence[int]]
-
-
-def _values(node: Node) -> int:
-    return prod(node.inputs[0].shape or ())
-
-
-def _weights(node: Node) -> int:
-    return prod(node.inputs[1].shape or ())
 
 
 def _results(node: Node) -> int:
@@ -54,39 +45,23 @@ def _operations(node: Node) -> int:
     return 2 * _results(node) * (node.inputs[0].shape or ())[-2 if is_set(node.attrs, "transpose_a") else -1]
 
 
-def _always(*_: Any) -> bool:
-    return True
-
-
 class Replacement(NamedTuple):
     """An operator in C++ that may take the place of one of MXNet's."""
 
     op: str  # registered name
     types: tuple[str, ...]  # the types of data that it gains in
     least: int  # the work from which on it gains: a call of a library's operator takes longer
-    fits: Callable[[Node, Consumers], bool] = _always  # takes a node; whether the operator computes the same
-    work: Callable[[Node], int] = _values  # takes a node of known shapes; what ``least`` is of
+    fits: Callable[[Node, Consumers], bool] = lambda *_: True  # takes a node; whether the operator computes the same
+    # takes a node of known shapes; what ``least`` is of, by default its data's values
+    work: Callable[[Node], int] = lambda node: prod(node.inputs[0].shape or ())
     fp32_inputs: tuple[int, ...] = ()  # inputs that stay FP32 where the data is in low precision
-    gains: Callable[[Node, Context], bool] = _always  # takes a node; whether it is faster on this device
+    gains: Callable[[Node, Context], bool] = lambda *_: True  # takes a node; whether it is faster on this device
     rule: Rule | None = None  # how its precision is decided, where MXNet's operator has no bfloat16 kernel
     known: int = 2  # how many of its first inputs have to have a known shape before MXNet infers shapes backward
     integers: tuple[int, ...] = ()  # inputs that are int32, and have no gradient
     # takes a node and the shapes of its first two inputs; whether it may be replaced there. A graph of its own is made
     # where other calls decide otherwise.
     follows: Callable[[Node, Shapes], bool] | None = None
-
-
-def _keeps_format(node: Node, consumers: Consumers) -> bool:
-    """Tell whether boxes come and go in one format, and some are compared."""
-    attrs = node.attrs
-    return (attrs.get("in_format", "corner") == attrs.get("out_format", "corner") and integer(attrs, "topk", -1) != 0
-            and consumers.is_first_only(node))
-
-
-def _is_sloped(node: Node, shapes: Shapes) -> bool:
-    """Tell whether there is one slope, or one for each channel, which comes behind the batch."""
-    data, slopes = shapes
-    return len(slopes) == 1 and (slopes[0] == 1 or (len(data) > 1 and slopes[0] == data[1]))
 
 
 def _is_softmax_of_rows(node: Node, consumers: Consumers) -> bool:
@@ -121,7 +96,7 @@ def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
     """Tell whether rows and weights are many, and the gradient of the data, which is always computed, is of use."""
     # MXNet's takes data of one dimension for a column.
     data, weight = shapes
-    return (len(data) > 1 and _rows(node, data) >= _MANY_ROWS and prod(weight) >= _LARGE_WEIGHT
+    return (len(data) > 1 and _rows(node, data) >= _MANY_ROWS and prod(weight) >= REPLACEMENTS["FullyConnected"].least
             and not node.inputs[0].node.is_variable)
 
 
@@ -186,8 +161,8 @@ REPLACEMENTS: Mapping[str, Replacement] = {
         rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
     "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations),
-    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), _LARGE_WEIGHT, work=_weights,
-                                  fp32_inputs=(1, 2), follows=_is_inner_layer),
+    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, follows=_is_inner_layer,
+                                  work=lambda node: prod(node.inputs[1].shape or ()), fp32_inputs=(1, 2)),
     "_npi_matmul": Replacement(  # a pile times another of the same leading dimensions, or times one matrix
         "_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations,
         follows=lambda _, shapes: len(shapes[0]) > 2 and (len(shapes[1]) == 2 or shapes[0][:-2] == shapes[1][:-2])),
@@ -196,9 +171,10 @@ REPLACEMENTS: Mapping[str, Replacement] = {
         fits=lambda node, _: len(node.inputs[0].shape or ()) > 2 and integer(node.attrs, "axis", -2) == -2),
     "LeakyReLU gelu": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536,
                                   gains=lambda _, context: context.facts.recorded),
-    "LeakyReLU prelu": Replacement("_gluon_amp_prelu", (FLOAT32,), 1024, follows=_is_sloped,
-                                   rule=Rule(NEUTRAL, fp32_inputs=(1,),
-                                             note="native bfloat16 kernel; slopes are FP32")),
+    "LeakyReLU prelu": Replacement(  # of one slope, or one for each channel, which comes behind the batch
+        "_gluon_amp_prelu", (FLOAT32,), 1024,
+        follows=lambda _, shapes: len(shapes[1]) == 1 and shapes[1][0] in (1, *shapes[0][1:2]),
+        rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; slopes are FP32")),
     "Dropout": Replacement(
         "_gluon_amp_dropout", (FLOAT32,), 16384,
         lambda node, consumers: native_attention.is_plain_dropout(Entry(node)) and consumers.is_first_only(node),
@@ -216,7 +192,10 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "Pooling": Replacement("_gluon_amp_pooling", (FLOAT32,), 16384, _pools_windows, gains=_is_slow_pooling),
     "_contrib_BilinearResize2D": Replacement("_gluon_amp_resize", (FLOAT32,), 16384, _is_plain_resize, work=_results,
                                              rule=Rule(NEUTRAL, note="native bfloat16 kernel")),
-    "_contrib_box_nms": Replacement("_gluon_amp_box_nms", (FLOAT32,), 16384, _keeps_format),
+    "_contrib_box_nms": Replacement(  # of boxes that come and go in one format, and some of which are compared
+        "_gluon_amp_box_nms", (FLOAT32,), 16384, lambda node, consumers: (
+            node.attrs.get("in_format", "corner") == node.attrs.get("out_format", "corner")
+            and integer(node.attrs, "topk", -1) != 0 and consumers.is_first_only(node))),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
 NATIVE = (frozenset(each.op for each in REPLACEMENTS.values()) | {native_attention.ATTENTION, HARD_SWISH, SWISH}
@@ -253,9 +232,9 @@ def _widen_thin_layers(graph: Graph, context: Context) -> None:
     consumers = Consumers(graph)
     for node in graph.operators():
         if node.op == "FullyConnected" and Entry(node).dtype == BFLOAT16 and node.decided.cause not in WISHES:
-            data, weight = node.inputs[:2]
+            (data, weight), least = node.inputs[:2], REPLACEMENTS["FullyConnected"].least
             if (data.shape and weight.node.is_variable and consumers.is_read_once(weight)
-                    and _weights(node) >= _LARGE_WEIGHT and _rows(node, data.shape) < _MANY_ROWS):
+                    and prod(weight.shape or ()) >= least and _rows(node, data.shape) < _MANY_ROWS):
                 node.decision = Decision(FP32, Cause.DEVICE, f"a cast of its weight takes longer than {BFLOAT16} saves "
                                                              "for few rows")
                 plan_outputs(node, context)

@@ -47,7 +47,7 @@ Flags = Sequence[Tuple[str, Any]]
 class RewritingCachedOp:
     """Runs a traced symbol, as planned as long as AMP is active."""
 
-    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = (),
+    def __init__(self, symbol: mx.sym.Symbol, flags: Flags = (),
                  state: State | None = None, had_marks: bool = False):
         self.symbol = symbol
         self.has_marks = keep_marks(symbol)
@@ -115,7 +115,7 @@ class RewritingCachedOp:
         self.requests = grad_reqs
 
     @cached_property
-    def _safe_flags(self) -> Sequence[tuple[str, Any]]:
+    def _safe_flags(self) -> Flags:
         """The flags without memory that is kept from call to call, where MXNet's loops and branches are wrong."""
         if not loops_and_branches(self.traced.graph):
             return self.flags
@@ -241,9 +241,8 @@ class RewritingCachedOp:
         """Name the gradients that MXNet would get wrong in this call, which is recorded."""
         if not self.traced.has_defects:
             return frozenset()
-        requests = self.requests
-        asked = frozenset(name for name, array in zip(self.names, args)
-                          if (requests[name] != "null" if name in requests else is_recorded(array)))
+        asked = frozenset(name for name, array in zip(self.names, args) if (
+            self.requests[name] != "null" if name in self.requests else is_recorded(array)))
         known = self._concerned.get((asked, evaluates))
         return known if known is not None else remember(
             self._concerned, (asked, evaluates), self.traced.concerned(asked.__contains__, evaluates), _MOST_REQUESTS)

@@ -24,7 +24,7 @@ from ..passes.float16 import widen
 from ..passes.gradient_fixes import CONCERNED, concerns_of
 from ..passes.gradients import is_scale
 from ..passes.native_operators import NATIVE, factors_come_first, following, may_replace, replacement_of
-from ..passes.precisions import WITHOUT_SHAPES
+from ..passes.precisions import MAKES_SPARSE, WITHOUT_SHAPES
 from ..rules import ANY_DEVICE, Policy
 from ..rules.tables.groups import CUSTOM, WITH_OWN_GRADIENT
 from ..state.state import State, remember
@@ -36,7 +36,6 @@ MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other o
 MOST_SHAPES = 256  # networks may be fed thousands of different ones
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
-_MAKES_SPARSE = "cast_storage"
 # Runs none of the passes that can be switched off.
 _AS_TRACED = Policy(FLOAT32, disabled_passes=frozenset(passes.list_passes()))
 
@@ -320,7 +319,7 @@ class Planner:
                 node.planned = [BFLOAT16]
         device = ANY_DEVICE if policy is _AS_TRACED else state.device(facts.device)
         # Operators in C++ take dense arrays. Beside a while_loop MXNet's engine gives wrong gradients now and then.
-        runs_native = (facts.dense and facts.device == "cpu" and traced.ops.isdisjoint((_MAKES_SPARSE, WITHOUT_SHAPES))
+        runs_native = (facts.dense and facts.device == "cpu" and traced.ops.isdisjoint((MAKES_SPARSE, WITHOUT_SHAPES))
                        and native.any_is_available())
         context = passes.Context.of(graph, policy, device, facts=facts, everywhere=state.enabled, check=_CHECK,
                                     native=native.is_available if runs_native else None, converted=traced.is_converted)
