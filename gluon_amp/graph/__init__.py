@@ -8,17 +8,18 @@ from .edit import (
     Consumers,
     cast,
     cast_nodes,
+    edit_bodies,
     has_control_flow,
     identity,
     inline_cached_ops,
+    loops_and_branches,
     operator,
     put_in_order,
     redirect,
-    set_subgraphs,
     subgraphs_of,
 )
 from .graph import VARIABLE, WISHES, Cause, Decision, Entry, Graph, Node, Role, unique_name
 
 __all__ = ["BODIES", "CAST", "MULTICAST", "VARIABLE", "WISHES", "Cause", "Consumers", "Decision", "Entry", "Graph",
-           "Node", "Role", "cast", "cast_nodes", "has_control_flow", "identity", "inline_cached_ops",
-           "operator", "put_in_order", "redirect", "set_subgraphs", "subgraphs_of", "unique_name"]
+           "Node", "Role", "cast", "cast_nodes", "edit_bodies", "has_control_flow", "identity", "inline_cached_ops",
+           "loops_and_branches", "operator", "put_in_order", "redirect", "subgraphs_of", "unique_name"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 from .graph import Entry, Graph, Node, Role
 
@@ -96,9 +96,14 @@ def inline_cached_ops(graph: Graph) -> Graph:
     return graph
 
 
+def loops_and_branches(graph: Graph) -> list[Node]:
+    """All loops and branches of a graph, without those that their bodies hold."""
+    return [node for node in graph.operators() if node.op in BODIES]
+
+
 def has_control_flow(graph: Graph) -> bool:
     """Tell whether a graph has loops or branches."""
-    return any(node.op in BODIES for node in graph.operators())
+    return bool(loops_and_branches(graph))
 
 
 def subgraphs_of(node: Node) -> list[Graph]:
@@ -106,6 +111,10 @@ def subgraphs_of(node: Node) -> list[Graph]:
     return [Graph.from_json(json.dumps(part)) for part in node.extra.get(_SUBGRAPHS, ())]
 
 
-def set_subgraphs(node: Node, parts: Sequence[Graph]) -> None:
-    """Let a node hold other graphs."""
-    node.extra = {**node.extra, _SUBGRAPHS: [json.loads(part.to_json()) for part in parts]}
+def edit_bodies(node: Node, edit: Callable[[int, Graph], int]) -> int:
+    """Edit the bodies of a loop or branch, by position and graph; return the sum of the changes that ``edit`` made."""
+    parts = subgraphs_of(node)
+    count = sum(edit(position, parts[position]) for position in BODIES[node.op])
+    if count:
+        node.extra = {**node.extra, _SUBGRAPHS: [json.loads(part.to_json()) for part in parts]}
+    return count

@@ -159,7 +159,7 @@ class Graph:
             rows = raw.get("node_row_ptr")
             nodes: list[Node] = []
             for number, item in enumerate(raw["nodes"]):
-                nodes.append(_read_node(item, nodes, _num_outputs(rows, number)))
+                nodes.append(_read_node(item, nodes, rows[number + 1] - rows[number] if rows else 1))
             if not raw["heads"]:
                 raise ValueError("no heads")
             return cls([_read_entry(head, nodes) for head in raw["heads"]], dict(raw.get("attrs", {})))
@@ -191,7 +191,8 @@ class Graph:
         written = {"nodes": items, "arg_nodes": [i for i, node in enumerate(nodes) if node.is_variable],
                    "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs}
         # MXNet reads escapes for quotes, backslashes, tabs and line ends only.
-        return _ESCAPE.sub(_known_escape, json.dumps(written, ensure_ascii=False))
+        return _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else _OTHER_ESCAPES.get(found[0], found[0]),
+                           json.dumps(written, ensure_ascii=False))
 
     def nodes(self) -> list[Node]:
         """All nodes in nnvm's own order (depth first, inputs before their consumer, then its ``after``)."""
@@ -272,22 +273,8 @@ def unique_name(base: str, taken: set[str]) -> str:
     return name
 
 
-_ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|(.))")
-
-
-def _known_escape(match: re.Match[str]) -> str:
-    if match[1]:
-        return chr(int(match[1], 16))
-    return {"b": "\b", "f": "\f"}.get(match[2], match[0])
-
-
-def _num_outputs(rows: Any, number: int) -> int:
-    if not rows:
-        return 1
-    count = rows[number + 1] - rows[number]
-    if not isinstance(count, int):
-        raise ValueError(f"node_row_ptr gives node {number} {count} outputs")
-    return count
+_ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|.)")
+_OTHER_ESCAPES = {r"\b": "\b", r"\f": "\f"}
 
 
 def _read_entry(raw: Any, nodes: list[Node]) -> Entry:

@@ -6,23 +6,20 @@ any order of axes, so that it may stand in chains with the channels last::
 
     x * (clip(x + 3, 0, 6) / 6)   ->   _gluon_amp_hard_swish(x)        x * sigmoid(x)   ->   _gluon_amp_swish(x)
 
-``native_activations`` runs rectifiers in bfloat16, and in FP32 training ``sigmoid`` and ``tanh``, by oneDNN's kernels::
+``native_activations`` runs rectifiers in bfloat16, where MXNet's own takes fifty times as long, and in FP32 training
+``sigmoid`` and ``tanh`` by oneDNN's kernels, and squares not by the C library's power::
 
     relu(x)   ->   Activation(x, act_type=relu)        tanh(x)   ->   Activation(x, act_type=tanh)
+    x ** 2    ->   square(x)
 
-In bfloat16 MXNet's own ``relu`` takes one element at a time, fifty times as long as ``Activation``; values and
-gradients are the same. ``clip`` has no kernel of oneDNN: where no operator in C++ took its place it trains in FP32,
-between casts, as all of ``SLOW_IN_TRAINING`` in :mod:`~gluon_amp.rules.tables`. Branches that cannot be predicted cost
-it most: behind BatchNorm one with the lower bound 0 gets a rectifier before it, which takes them away, and a quarter of
-the time. At exactly 0 the gradient is then 0, as that of ReLU, where clip's is 1::
+``clip`` has no kernel of oneDNN: where no operator in C++ took its place it trains in FP32, between casts, as all of
+``SLOW_IN_TRAINING`` in :mod:`~gluon_amp.rules.tables`. Behind BatchNorm one with the lower bound 0 gets a rectifier
+before it, which takes away branches that cannot be predicted. At exactly 0 the gradient is then 0, as that of ReLU,
+where clip's is 1::
 
     clip(BatchNorm(x), 0, 6)   ->   clip(Activation(BatchNorm(x), act_type=relu), 0, 6)
 
-In FP32 ``sigmoid`` and ``tanh`` as ``Activation`` are two to ten times as fast and equal up to rounding. ``relu`` is as
-fast as ``Activation`` there, and lets a NaN through, which that takes for 0; ``clip`` is faster than a maximum and a
-minimum. A square takes a fifth of the time of the C library's power::
-
-    x ** 2   ->   square(x)
+In FP32 ``relu`` is as fast as ``Activation``, and lets a NaN through, which that takes for 0.
 """
 from __future__ import annotations
 
@@ -60,9 +57,8 @@ class _Swish(NamedTuple):
 def hard_swish(graph: Graph, context: Context) -> int:
     """Fuse the products of large maps and their sigmoid, hard or not; return how many."""
     unknown = unknown_forward(graph)
-    found = [each for each in _products(graph, Consumers(graph))
-             if _is_worth_it(each, context) and each.data.node not in unknown]
-    found = [each for each in found if context.runs_natively(each.op)]
+    found = [each for each in _products(graph, Consumers(graph)) if _is_worth_it(each, context)
+             and each.data.node not in unknown and context.runs_natively(each.op)]
     for each in found:
         node = each.last
         node.inputs = [each.data]
@@ -122,8 +118,7 @@ def _is_worth_it(found: _Swish, context: Context) -> bool:
     nodes = (found.last, *found.within)
     types = {found.data.node.dtypes[found.data.output], *(node.dtypes[0] for node in nodes)}
     is_free = context.converted or not any(node.decided.cause in WISHES for node in nodes)
-    return (is_free and len(types) == 1 and types <= {FLOAT32, BFLOAT16} and found.data.shape is not None
-            and prod(found.data.shape) >= _LEAST)
+    return is_free and types in ({FLOAT32}, {BFLOAT16}) and prod(found.data.shape or (0,)) >= _LEAST
 
 
 FP32_ACTIVATIONS = {"sigmoid": "sigmoid", "_npx_sigmoid": "sigmoid", "tanh": "tanh", "_npi_tanh": "tanh"}

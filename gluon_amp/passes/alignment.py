@@ -1,36 +1,31 @@
 """Convolutions in the form that the fast kernels need, and without work before them that is of no use.
 
 ``align_channels`` pads channels to the multiple of the kernels with filters of zeros, inside the graph: parameters,
-gradients and files keep the user's shapes, and the values are exact. oneDNN falls back to slow kernels for bfloat16
-convolutions of channels that are no multiples of 16 (of 32 where it uses AMX tiles), and in FP32 to a matrix product of
-copied windows where they are no multiples of 8::
+gradients and files keep the user's shapes, and the values are exact. oneDNN has slow kernels only for other channels::
 
     Convolution(x, w)   ->   slice_axis(Convolution(x, Concat(w, zeros)))
 
-Input channels are padded in bfloat16 training without AMX: such a convolution runs as a matrix product and leaves its
-output in plain layout, for which oneDNN's BatchNorm takes ten times as long.
+Input channels are padded in bfloat16 training without AMX: such a convolution leaves its output in plain layout, for
+which oneDNN's BatchNorm takes ten times as long.
 
 ``fold_stride`` turns a convolution of few channels with stride 2, such as a network's first, into one of four times the
-channels without a stride. 3 channels fill neither AMX tiles nor the layout of the kernels behind them. A convolution
-with zeros and ones puts the four pixels of every 2x2 square side by side as channels, and adds channels of zeros up to
-the multiple; it is exact. In FP32 such a convolution is as slow, and the largest maps of the network take twice the
-memory::
+channels without a stride, which fill AMX tiles. A convolution with zeros and ones puts the four pixels of every 2x2
+square side by side as channels, and adds channels of zeros up to the multiple; it is exact::
 
     Convolution(x, w, stride=2)   ->   Convolution(squares(x), squares(w), stride=1)
 
-``dilate_pointwise`` keeps converted graphs, which meet maps of any size, away from an AMX kernel for one by one filters
-that writes beyond its output for some (:func:`gluon_amp.rules.shapes.overruns_amx_tiles`). Dilation means nothing to a
-filter of one element, but that kernel refuses it, and oneDNN takes the general one, up to a fifth slower::
+``dilate_pointwise`` keeps converted graphs, which meet maps of any size, away from an AMX kernel that writes beyond its
+output for some (:func:`gluon_amp.rules.shapes.overruns_amx_tiles`). Dilation means nothing to a filter of one element,
+but that kernel refuses it, and oneDNN takes the general one, up to a fifth slower::
 
     Convolution(x, w, kernel=1)   ->   Convolution(x, w, kernel=1, dilate=2)
 
 ``fold_padding`` lets convolutions pad with zeros themselves. Xception and others that follow TensorFlow pad by an
-operator, which copies every map, forward and backward, and hands plain arrays on::
+operator, which copies every map, forward and backward::
 
     Convolution(Pad(x))   ->   Convolution(x, pad=...)
 
-``shape_operands`` cuts a tensor that is computed for its shape only, an idiom of GluonCV's detectors, whose gradient is
-zeros of the size of a feature map::
+``shape_operands`` cuts a tensor that is computed for its shape only, as in GluonCV's detectors, and its gradient::
 
     slice_like(anchors, x * 0)   ->   slice_like(anchors, BlockGrad(x))
 """
@@ -48,11 +43,10 @@ from .context import Context
 from .gradients import with_plain_gradient
 
 _MULTIPLE = {BFLOAT16: 16, FLOAT16: 8, FLOAT32: 16}
-# In FP32 forward and backward of a 3x3 convolution of SSD's sizes take 1.05 to 2.5 times as long without padding, with
-# AVX512 and with AVX2. There is no gain where no windows are copied (1x1), where the product is small (fewer input
-# channels), and where padding the weight takes as long as the convolution (few places on the map). Multiples of 8 are
-# padded to multiples of 16, too: by itself the AVX2 kernel is as fast, but it leaves gradients in blocks of 8 channels,
-# and with data in blocks of 16 BatchNorm's gradient runs oneDNN's reference kernel, a tenth of a step of SSD.
+# In FP32 training of a 3x3 convolution takes up to 2.5 times as long without padding. There is no gain where no windows
+# are copied (1x1), where the product is small (fewer input channels), and where padding the weight takes as long as the
+# convolution (few places on the map). With multiples of 8, too: the AVX2 kernel leaves gradients in blocks of 8
+# channels, and with data in blocks of 16 BatchNorm's gradient runs oneDNN's reference kernel.
 _FP32_INPUT_CHANNELS, _FP32_PLACES = 128, 256
 
 
@@ -64,10 +58,12 @@ def align_channels(graph: Graph, context: Context) -> int:
     """Pad every convolution of the target type that needs it and whose shapes are known; return how many."""
     if context.device.imitated:
         return 0
-    nodes = graph.nodes()
     consumers = Consumers(graph)
+    nodes = [node for node in graph.operators()
+             if node.op == "Convolution" and Entry(node).dtype == context.target
+             and integer(node.attrs, "num_group", 1) == 1 and not is_channels_last(node.attrs)]
     padded = {Entry(node).key: _pad(graph, node, extra) for node in nodes
-              for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, consumers, context)}
+              for extra in [_missing_channels(node, consumers, context)] if extra}
     redirect(graph, padded)
     widened = [(node, extra) for node in nodes for extra in [_missing_inputs(node, context)] if extra]
     for node, extra in widened:
@@ -75,65 +71,43 @@ def align_channels(graph: Graph, context: Context) -> int:
     return len(padded) + len(widened)
 
 
-def _is_convolution(node: Node, context: Context) -> bool:
-    """Tell whether a node is a convolution in the target type, without groups, of channels in front of the map."""
-    return (node.op == "Convolution" and Entry(node).dtype == context.target
-            and integer(node.attrs, "num_group", 1) == 1 and not is_channels_last(node.attrs))
-
-
-def _missing_channels(node: Node, context: Context) -> int:
+def _missing_channels(node: Node, consumers: Consumers, context: Context) -> int:
     """Return how many output channels to add, 0 for none."""
-    if (not _is_convolution(node, context) or not all(entry.node.is_variable for entry in node.inputs[1:])
-            or (context.target == FLOAT32 and not _gains_in_fp32(node))):
+    output, weight, trains = Entry(node).shape, node.inputs[1].shape, context.policy.training
+    if weight is None or 0 in weight or not all(entry.node.is_variable for entry in node.inputs[1:]):
         return 0
-    weight, multiple = node.inputs[1].shape, _multiple_of(context)
+    if context.target == FLOAT32 and (
+            output is None or len(weight) != 4 or prod(weight[2:]) == 1 or weight[1] < _FP32_INPUT_CHANNELS
+            or output[0] * prod(output[2:]) < _FP32_PLACES):
+        return 0
+    # The cut leaves plain layout, for which oneDNN has a slow kernel of BatchNorm only. Without AMX odd channels are
+    # far slower still.
+    if context.device.amx and trains and any(each.op in BATCH_NORMS for each in consumers.of(Entry(node))):
+        return 0
     # Fewer output channels than half a block would more than double the arithmetic. In inference the cut also keeps an
     # activation from being fused, and forward kernels mind the multiple less: only wide layers gain.
-    least = multiple // 2 if context.policy.training else 256
-    if weight is None or 0 in weight or weight[0] < least:
-        return 0
-    return -weight[0] % multiple
-
-
-def _gains_in_fp32(node: Node) -> bool:
-    """Tell whether an FP32 convolution of images was measured to train faster with more output channels."""
-    output, weight = node.shapes[0], node.inputs[1].shape
-    if output is None or weight is None or len(weight) != 4:
-        return False
-    _, channels, *kernel = weight
-    return (prod(kernel) > 1 and channels >= _FP32_INPUT_CHANNELS
-            and output[0] * prod(output[2:]) >= _FP32_PLACES)
-
-
-def _is_normalised(node: Node, consumers: Consumers, context: Context) -> bool:
-    """Tell whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm."""
-    # A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Without AMX odd
-    # channel counts fall back to kernels that are far slower.
-    return (context.device.amx and context.policy.training
-            and any(consumer.op in BATCH_NORMS for consumer in consumers.of(Entry(node))))
+    multiple = _multiple_of(context)
+    return -weight[0] % multiple if weight[0] >= (multiple // 2 if trains else 256) else 0
 
 
 def _pad(graph: Graph, node: Node, extra: int) -> Entry:
     """Pad a convolution in place and return its output cut back to the user's channels."""
-    channels = node.shapes[0]
-    filters = int(node.attrs["num_filter"])
+    output, filters = node.shapes[0], int(node.attrs["num_filter"])
     cut = operator("slice_axis", graph.new_name(f"{node.name}_unpad"), [Entry(node)], Entry(node), axis=1, begin=0,
                    end=filters)
     cut.stands_for = node.name
     node.attrs = {**node.attrs, "num_filter": str(filters + extra)}
-    if channels is not None:
-        node.shapes = [(channels[0], filters + extra, *channels[2:])]
+    if output is not None:
+        node.shapes = [(output[0], filters + extra, *output[2:])]
     node.inputs = [node.inputs[0], *(_appended(graph, entry, 0, extra, "padded") for entry in node.inputs[1:])]
     return Entry(cut)
 
 
 def _missing_inputs(node: Node, context: Context) -> int:
     """Return how many input channels to add, 0 for none. Nothing was measured with AMX."""
-    if (not context.policy.training or context.target != BFLOAT16 or context.device.amx
-            or not _is_convolution(node, context)):
-        return 0
     data, weight, multiple = node.inputs[0].shape, node.inputs[1].shape, _multiple_of(context)
-    if data is None or weight is None or not all((*data, *weight)) or len(data) != 4 or data[1] < multiple:
+    if (not context.policy.training or context.target != BFLOAT16 or context.device.amx or data is None
+            or weight is None or not all((*data, *weight)) or len(data) != 4 or data[1] < multiple):
         return 0
     return -data[1] % multiple
 
@@ -176,22 +150,18 @@ def fold_stride(graph: Graph, context: Context) -> int:
                     and node.inputs[1].dtype == FLOAT32 and node.inputs[1].shape
                     and can_fold_stride(node.attrs, node.inputs[1].shape[1])]
     for node in convolutions:
-        _fold(graph, node, context)
+        data, weight, *bias = node.inputs
+        filters, channels, size, _ = weight.shape or ()
+        squares = _squares(graph, node, channels, context)
+        odd = size % 2  # odd filters get a last row and column of zeros
+        pad = (integers(node.attrs, "pad") or [0])[0]
+        folded_data = _folded(graph, node, data, squares, f"{node.name}_squares", pad + odd)
+        folded_weight = _folded(graph, node, weight, squares, f"{weight.node.name}_squares", odd)
+        halved = ((size + odd) // 2,) * 2
+        folded_weight.node.shapes = [(filters, (squares.shape or ())[0], *halved)]
+        node.inputs = [folded_data, folded_weight, *bias]
+        node.attrs = {**node.attrs, "kernel": str(halved), "stride": "(1, 1)", "pad": "(0, 0)"}
     return len(convolutions)
-
-
-def _fold(graph: Graph, node: Node, context: Context) -> None:
-    data, weight, *bias = node.inputs
-    filters, channels, size, _ = weight.shape or ()
-    squares = _squares(graph, node, channels, context)
-    odd = size % 2  # odd filters get a last row and column of zeros
-    pad = (integers(node.attrs, "pad") or [0])[0]
-    folded_data = _folded(graph, node, data, squares, f"{node.name}_squares", pad + odd)
-    folded_weight = _folded(graph, node, weight, squares, f"{weight.node.name}_squares", odd)
-    halved = ((size + odd) // 2,) * 2
-    folded_weight.node.shapes = [(filters, (squares.shape or ())[0], *halved)]
-    node.inputs = [folded_data, folded_weight, *bias]
-    node.attrs = {**node.attrs, "kernel": str(halved), "stride": "(1, 1)", "pad": "(0, 0)"}
 
 
 def _squares(graph: Graph, node: Node, channels: int, context: Context) -> Entry:
@@ -232,23 +202,18 @@ def fold_padding(graph: Graph, context: Context) -> int:
     """Drop the paddings that convolutions alone read, and that they can do; return how many."""
     consumers, count = Consumers(graph), 0
     for node in graph.operators():
-        convolutions, widths = consumers.of(Entry(node)), integers(node.attrs, "pad_width")[4::2]
-        if (_pads_evenly(node) and not consumers.is_head(Entry(node)) and convolutions
-                and all(_may_pad(each, node, len(widths)) for each in convolutions)):
+        convolutions, widths = consumers.of(Entry(node)), integers(node.attrs, "pad_width")
+        if (node.op == "Pad" and node.attrs.get("mode") == "constant"
+                and float(node.attrs.get("constant_value", 0)) == 0
+                and not any(widths[:4]) and widths[::2] == widths[1::2]  # maps alone, by as much before as behind
+                and convolutions and not consumers.is_head(Entry(node))
+                and all(_may_pad(each, node, len(widths[4::2])) for each in convolutions)):
             for each in convolutions:
-                given = integers(each.attrs, "pad") or [0] * len(widths)
-                each.attrs = {**each.attrs, "pad": str(tuple(map(sum, zip(given, widths))))}
+                given = integers(each.attrs, "pad") or [0] * len(widths[4::2])
+                each.attrs = {**each.attrs, "pad": str(tuple(map(sum, zip(given, widths[4::2]))))}
                 each.inputs = [node.inputs[0], *each.inputs[1:]]
             count += 1
     return count
-
-
-def _pads_evenly(node: Node) -> bool:
-    """Tell whether an operator puts as many zeros before the axes of maps as behind them, and leaves the others."""
-    if node.op != "Pad" or node.attrs.get("mode") != "constant" or float(node.attrs.get("constant_value", 0)) != 0:
-        return False
-    widths = integers(node.attrs, "pad_width")
-    return not any(widths[:4]) and widths[::2] == widths[1::2]
 
 
 def _may_pad(node: Node, pad: Node, axes: int) -> bool:
@@ -271,10 +236,9 @@ def shape_operands(graph: Graph, context: Context) -> int:
         while (source.node.op in ("_mul_scalar", "_plus_scalar", "_minus_scalar")
                and source.node.inputs[0].dtype == operand.dtype):
             source = source.node.inputs[0]
-        if source.dtype is None or source is operand:
-            continue
-        block = operator("BlockGrad", graph.new_name(f"{node.name}_shape"), [source], source)
-        block.attrs = region_of(node.attrs)
-        node.inputs[position] = Entry(block)
-        count += 1
+        if source.dtype is not None and source is not operand:
+            block = operator("BlockGrad", graph.new_name(f"{node.name}_shape"), [source], source)
+            block.attrs = region_of(node.attrs)
+            node.inputs[position] = Entry(block)
+            count += 1
     return count

@@ -6,18 +6,13 @@
     ->   nchw(_gluon_amp_batch_norm(_gluon_amp_convolution(nhwc(x), w), ..., a_min=0, a_max=6))
 
 MXNet runs convolutions and BatchNorm in oneDNN's own layouts, and hands plain arrays to all other operators: three
-times a map is written again forward and backward for each ``clip``. Operators in C++ whose maps are NHWC need none of
-that, and BatchNorm takes the limits along. Channels are joined and cut on the last axis. Where a chain begins and ends
-maps are transposed.
-
-Behind convolutions in groups that are no whole blocks of 16 channels, MXNet's oneDNN runs BatchNorm by loops of
-reference where the CPU has AVX512, and BatchNorm of such channels on plain arrays: chains with those are NHWC, too.
-Without AVX512 it has no kernels for convolutions of odd channels, nor for large depthwise ones, as in NASNet.
+times a map is written again forward and backward for each ``clip``. It has loops of reference only for BatchNorm of
+channels that are no whole blocks, and without AVX512 for convolutions of odd channels and large depthwise ones.
+Operators in C++ whose maps are NHWC need none of that, and BatchNorm takes the limits along. Channels are joined and
+cut on the last axis. Where a chain begins and ends maps are transposed.
 
 Weights stay FP32 in bfloat16: the operators round them. MXNet transposes in FP32 only, so that casts come before and
-behind.
-
-Which operators run so, and in which type, is chosen by cost (:mod:`~gluon_amp.passes.kernels`).
+behind. Which operators run so, and in which type, is chosen by cost (:mod:`~gluon_amp.passes.kernels`).
 """
 from __future__ import annotations
 
@@ -25,7 +20,6 @@ from dataclasses import replace
 from typing import Callable, Sequence
 
 from ..graph import Consumers, Entry, Graph, Node, operator, redirect
-from ..machine.costs import Kernel
 from ..machine.dtypes import BFLOAT16, FLOAT32
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
@@ -51,29 +45,16 @@ def channels_last(graph: Graph, context: Context) -> int:
     nhwc = [node for node in nodes if kernels[id(node)].nhwc]
     if nhwc and not all(map(context.runs_natively, NATIVE)):  # loads oneDNN
         return 0
-    for node in nodes:
-        _decide(node, kernels[id(node)], context)
+    for node in nodes if context.policy.lowers else ():
+        kernel = kernels[id(node)]
+        if kernel.low and kernel.nhwc:
+            _lower(node, context)
+        elif not kernel.low and Entry(node).dtype != FLOAT32:
+            node.decision = Decision(FP32, Cause.DEVICE, f"its kernels in {FLOAT32} are the faster ones on this device")
+            plan_outputs(node, context)
     count = _to_nhwc(graph, nhwc, consumers, context) if nhwc else 0
     propagate_dtypes(graph, context)
     return count
-
-
-def _decide(node: Node, kernel: Kernel, context: Context) -> None:
-    """Let an operator run in the type of its kernel."""
-    if not context.policy.lowers:
-        return
-    if kernel.low and kernel.nhwc:
-        _lower(node, context)
-    elif not kernel.low and Entry(node).dtype != FLOAT32:
-        node.decision = Decision(FP32, Cause.DEVICE, f"its kernels in {FLOAT32} are the faster ones on this device")
-        plan_outputs(node, context)
-
-
-def _leaves(node: Node, inside: set[int], consumers: Consumers) -> bool:
-    """Tell whether a map is an output of the graph, or read as something else than a map of the chain, as factors."""
-    entry = Entry(node)
-    return gives_map(node) and (consumers.is_head(entry) or any(
-        entry.key in (each.key for each in _others(consumer, inside)) for consumer in consumers.of(entry)))
 
 
 def _others(node: Node, inside: set[int]) -> list[Entry]:
@@ -84,7 +65,10 @@ def _others(node: Node, inside: set[int]) -> list[Entry]:
 def _to_nhwc(graph: Graph, chain: list[Node], consumers: Consumers, context: Context) -> int:
     """Let the maps of a chain be NHWC; return how many operators run in C++ then."""
     inside = {id(node) for node in chain}
-    _back_to_nchw(graph, [node for node in chain if _leaves(node, inside, consumers)], inside, context)
+    # Outputs of the graph, and maps that are read as something else than a map of the chain, as factors, leave it.
+    outside = {entry.key for node in graph.nodes() for entry in _others(node, inside)}
+    _back_to_nchw(graph, [node for node in chain if gives_map(node) and (
+        Entry(node).key in outside or consumers.is_head(Entry(node)))], inside, context)
     for node in chain:
         maps = [entry if is_within(entry, inside) else
                 _transposed(graph, entry, _NHWC, _nhwc(entry.shape), context) for entry in maps_of(node)]
@@ -130,13 +114,10 @@ def fuse_add(graph: Graph, nodes: Sequence[Node], consumers: Consumers, op: str,
             if source.op != op or not consumers.is_read_once(entry):
                 continue
             others = [other for at, other in enumerate(node.inputs) if at != position]
-            if node.op != "elemwise_add":
-                taken = limits_of(source, node)
-            elif "adds" not in source.attrs and "a_min" not in source.attrs and (
+            taken = {} if node.op == "elemwise_add" else limits_of(source, node)
+            if node.op == "elemwise_add" and "adds" not in source.attrs and "a_min" not in source.attrs and (
                     position == 0 or _is_behind(source, others[0].node)):
                 taken = {"adds": "True"}
-            else:
-                taken = {}
             if taken:
                 source.inputs = [*source.inputs, *others]
                 source.attrs = {**source.attrs, **taken}

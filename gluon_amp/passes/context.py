@@ -41,7 +41,7 @@ class Facts(NamedTuple):
     shaped: frozenset[Shaped] = frozenset()  # decided by the shapes, of which a plan depends on nothing else
 
 
-UNKNOWN = Facts()  # of a call of which nothing is known
+_UNKNOWN = Facts()
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Context:
 
     policy: Policy  # decides the precision of each operator, and which passes are off
     device: Device = ANY_DEVICE  # where the graph runs
-    facts: Facts = UNKNOWN  # known of the calls that the graph is for
+    facts: Facts = _UNKNOWN  # known of the calls that the graph is for
     # the data types that the graph's outputs had, and are to have; None for outputs that may have any
     outputs: tuple[str | None, ...] = ()
     # the inputs before the rewrite. Training passes them by position: their order must not change.

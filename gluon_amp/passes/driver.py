@@ -1,9 +1,8 @@
 """The table of passes, and the driver that runs them.
 
 To add a pass write a function of its name, ``(graph, context) -> int`` (how much it did), and give it a record in
-:data:`PASSES`, in the order of execution; ``after`` names the passes that it has to come behind. Passes read the data
-types and shapes that an analysis wrote into the nodes, and keep them up to date for the nodes they add. In tests
-:func:`verify` checks, behind each pass, the rules that every rewrite must keep.
+:data:`PASSES`, in the order of execution. Passes read the data types and shapes that an analysis wrote into the nodes,
+and keep them up to date. In tests :func:`verify` checks, behind each pass, the rules that every rewrite must keep.
 """
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
-from ..graph import BODIES, WISHES, Entry, Graph, Node, Role, operator, set_subgraphs, subgraphs_of
-from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
+from ..graph import BODIES, WISHES, Entry, Graph, Node, Role, edit_bodies, loops_and_branches, subgraphs_of
+from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..machine.dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..rules import KEEP, Decision
 from .context import Concern, Context
-from .gradients import LOOP, inputs_of_bodies
+from .gradients import LOOP, Server, inputs_of_bodies
 from .precisions import decide, plan_outputs, propagate_dtypes
 
 _LOWEST = {FLOAT16: -65504.0}
@@ -27,56 +27,38 @@ _NEWER_ATTRIBUTES = ("cudnn_off", "p_value", "count_include_pad", "layout")  # o
 _FLOATS = (FLOAT16, FLOAT32, FLOAT64)  # AMP casts none to bfloat16 before operators without a gradient
 
 
-class _Fix:
+class _Fix(Server):
     """Changes one node, and puts others in, which serve it."""
 
     def __init__(self, graph: Graph, node: Node, of: int, role: Role):
-        self.graph, self.node, self.of, self.role = graph, node, of, role
-        self.operand = node.inputs[of]
-        self.made: list[Node] = []
+        super().__init__(graph, node, role)
+        self.of, self.operand = of, node.inputs[of]
 
-    def put(self, op: str, inputs: list[Entry], like: Entry | None = None, name: str = "", **attrs: Any) -> Entry:
-        """Make an operator, with the type and shape of a tensor, of its first input by default."""
-        like, name = like or inputs[0], self.graph.new_name(name or f"{self.node.name}_{op.strip('_')}")
-        made = operator(op, name, inputs, like, self.role,  # of types as analysed: its plan comes later
-                        dtypes=like.node.dtypes[like.output:like.output + 1] or [None], **attrs)
-        made.attrs.update(region_of(self.node.attrs))
-        self.made.append(made)
-        return Entry(made)
-
-    def put_shaped(self, op: str, inputs: list[Entry], **attrs: Any) -> Entry:
-        """Make an operator of the type of its first input, and of a shape that nobody needs to know."""
-        made = self.put(op, inputs, **attrs)
-        made.node.shapes = [None]
-        return made
-
-    def cast(self, entry: Entry, dtype: str) -> Entry:
-        """Make a Cast: amp_cast loses gradients that accumulate."""
-        made = self.put("Cast", [entry], name=f"{entry.node.name}_{dtype}", dtype=dtype)
-        made.node.dtypes = [dtype]
-        return made
+    def put_like(self, op: str, like: Entry, *others: Entry, **attrs: Any) -> Entry:
+        """Make an operator that gives the type and shape of its first input."""
+        return self.put(op, [like, *others], like=like, **attrs)
 
 
 def _block(fix: _Fix) -> None:
     if fix.operand.node.op != "BlockGrad":
-        fix.node.inputs[fix.of] = fix.put("BlockGrad", [fix.operand])
+        fix.node.inputs[fix.of] = fix.put_like("BlockGrad", fix.operand)
 
 
 def _compute_zeros(fix: _Fix) -> None:
     if fix.operand.dtype in _FLOATS and fix.operand.shape and all(fix.operand.shape):
-        fix.node.inputs[fix.of] = fix.put("SliceChannel", [fix.operand], num_outputs=1, axis=0)
+        fix.node.inputs[fix.of] = fix.put_like("SliceChannel", fix.operand, num_outputs=1, axis=0)
 
 
 def _slope_apart(fix: _Fix) -> Entry:
     """Let the gradient of a slope come from a term that is 0: another PReLU, with the slope minus itself."""
     # Of values above 0 it reads 0, and of infinite ones the lowest finite number.
     data, slope = fix.node.inputs
-    fixed = fix.put("BlockGrad", [slope])
-    zero = fix.put("elemwise_sub", [slope, fixed])
-    below = fix.put("clip", [fix.put("BlockGrad", [data])], a_min=_LOWEST.get(str(data.dtype), -3.4e38), a_max=0)
-    term = fix.put("LeakyReLU", [below, zero], act_type="prelu")
+    fixed = fix.put_like("BlockGrad", slope)
+    zero = fix.put_like("elemwise_sub", slope, fixed)
+    below = fix.put_like("clip", fix.put_like("BlockGrad", data), a_min=_LOWEST.get(str(data.dtype), -3.4e38), a_max=0)
+    term = fix.put_like("LeakyReLU", below, zero, act_type="prelu")
     fix.node.inputs[1] = fixed
-    total = fix.put("elemwise_add", [Entry(fix.node), term])
+    total = fix.put_like("elemwise_add", Entry(fix.node), term)
     for made in fix.made:
         made.decision = fix.node.decision
     return total
@@ -85,37 +67,37 @@ def _slope_apart(fix: _Fix) -> Entry:
 def _bias_apart(fix: _Fix) -> Entry:
     node = fix.node
     bias, node.inputs, node.attrs = node.inputs[2], node.inputs[:2], {**node.attrs, "no_bias": "True"}
-    return fix.put("broadcast_add", [Entry(node), bias])
+    return fix.put_like("broadcast_add", Entry(node), bias)
 
 
 def _ask_for_the_first(fix: _Fix) -> None:
     """Let the gradient of the first operand be asked for as well: add zero times a value of the other one to it."""
     is_numpy = fix.node.op.startswith("_np")
-    flat = fix.put_shaped("Reshape", [fix.operand], shape="(-1,)")
-    one = fix.put_shaped("slice_axis", [flat], axis=0, begin=0, end=1)
-    zero = fix.put_shaped("_mul_scalar", [fix.put_shaped("clip", [one], a_min=-1, a_max=1)], scalar=0.0)
+    flat = fix.put("Reshape", [fix.operand], shape="(-1,)")
+    one = fix.put("slice_axis", [flat], axis=0, begin=0, end=1)
+    zero = fix.put("_mul_scalar", [fix.put("clip", [one], a_min=-1, a_max=1)], scalar=0.0)
     if not is_numpy:
-        zero = fix.put_shaped("Reshape", [zero], shape="(1, 1, 1)")
-    fix.node.inputs[0] = fix.put("_npi_add" if is_numpy else "broadcast_add", [fix.node.inputs[0], zero])
+        zero = fix.put("Reshape", [zero], shape="(1, 1, 1)")
+    fix.node.inputs[0] = fix.put_like("_npi_add" if is_numpy else "broadcast_add", fix.node.inputs[0], zero)
 
 
 def _last_step(fix: _Fix) -> Entry:
     data, axis = fix.node.inputs[0], integer(fix.node.attrs, "axis", 0)
-    last = fix.put_shaped("slice_axis", [data], axis=axis, begin=-1, end=None)
-    return fix.put("squeeze", [last], Entry(fix.node), axis=axis)
+    last = fix.put("slice_axis", [data], axis=axis, begin=-1, end=None)
+    return fix.put("squeeze", [last], like=Entry(fix.node), axis=axis)
 
 
 def _as_leaky(fix: _Fix) -> Entry:
     """Run a randomised rectifier with the slope that it has in inference."""
     lower, upper = (float(fix.node.attrs.get(f"{name}_bound", default))
                     for name, default in (("lower", 0.125), ("upper", 0.334)))
-    made = fix.put("LeakyReLU", fix.node.inputs[:1], act_type="leaky", slope=(lower + upper) / 2)
+    made = fix.put_like("LeakyReLU", fix.node.inputs[0], act_type="leaky", slope=(lower + upper) / 2)
     made.node.decision = fix.node.decision
     return made
 
 
 def _copy(fix: _Fix) -> None:
-    fix.node.inputs[fix.of] = fix.put("_copy", [fix.operand])
+    fix.node.inputs[fix.of] = fix.put_like("_copy", fix.operand)
 
 
 def _as_older(fix: _Fix) -> None:
@@ -124,10 +106,13 @@ def _as_older(fix: _Fix) -> None:
 
 
 def _in_float64(fix: _Fix) -> Entry:
+    def cast(entry: Entry, dtype: str) -> Entry:  # amp_cast loses gradients that accumulate
+        return fix.put("Cast", [entry], dtype, entry, f"{entry.node.name}_{dtype}", dtype=dtype)
+
     node = fix.node
-    node.inputs = [fix.cast(entry, FLOAT64) for entry in node.inputs]
+    node.inputs = [cast(entry, FLOAT64) for entry in node.inputs]
     node.planned = [FLOAT64] * node.num_outputs
-    result = fix.cast(Entry(node), FLOAT32)
+    result = cast(Entry(node), FLOAT32)
     if node.decision is not None and fix.role is Role.HELPER:  # one that is imitated stays decided as it was
         kept = Decision(KEEP, node.decision.cause, "in float64, which oneDNN does not run", safe=False)
         for each in (node, *fix.made):
@@ -139,14 +124,8 @@ def _with(**attrs: str) -> Callable[[Node], bool]:
     return lambda node: attrs.items() <= node.attrs.items()
 
 
-def _takes_largest_of_maps(node: Node) -> bool:
-    return (node.attrs.get("pool_type", "max") == "max" and len(integers(node.attrs, "kernel")) == 2
-            and not is_channels_last(node.attrs))
-
-
-def _may_read_view(node: Node) -> bool:
-    return (node.attrs.get("pool_type", "max") == "max" and not is_channels_last(node.attrs)
-            and not node.inputs[0].node.inputs)  # an input of a graph, or any operand of a call
+def _takes_largest(node: Node) -> bool:
+    return node.attrs.get("pool_type", "max") == "max" and not is_channels_last(node.attrs)
 
 
 def _computes_weight(node: Node) -> bool:
@@ -224,11 +203,11 @@ FIXES: tuple[GradientFix, ...] = (
                 lambda node: not is_set(node.attrs, "use_sequence_length")),
     GradientFix(("Pooling",), (0,), "in inference oneDNN keeps no positions of maxima, from which the backward pass "
                 "takes the gradient", "Pooling_v1 for maps, which oneDNN does not run, where gradients of inference "
-                "are asked for", "operator/nn/mkldnn/mkldnn_pooling.cc", _as_older, _takes_largest_of_maps,
-                evaluating=True),
+                "are asked for", "operator/nn/mkldnn/mkldnn_pooling.cc", _as_older,
+                lambda node: _takes_largest(node) and len(integers(node.attrs, "kernel")) == 2, evaluating=True),
     GradientFix(("Pooling",), (0,), "of a view, a part of an array or one in another shape, positions of maxima are "
                 "not written either, but read", "a copy of what may be a view: inputs of graphs, data of calls",
-                "operator/nn/pooling.cc", _copy, _may_read_view),
+                "operator/nn/pooling.cc", _copy, lambda node: _takes_largest(node) and not node.inputs[0].node.inputs),
     GradientFix(("LeakyReLU",), (0,), "the gradient of a randomised rectifier in inference is its output; in training "
                 "the process ends", "a leaky rectifier in inference", "operator/leaky_relu-inl.h", _as_leaky,
                 _with(act_type="rrelu"), evaluating=True),
@@ -275,36 +254,29 @@ def concerns_of(graph: Graph, is_asked: Callable[[str], bool], evaluates: bool) 
     def reaches(entry: Entry) -> bool:
         return any(is_asked(name) for name in _variables_before(entry))
 
-    loops = (Concern(node.name, position) for node in graph.operators() if node.op == LOOP
-             for position, entry in enumerate(node.inputs) if reaches(entry))
-    return frozenset(Concern(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
-                     if _is_concerned(node, row, of, evaluates)
-                     and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of])
-                     ).union(loops, *(
-                         concerns_of(body, {one.name for one, entry in zip(body.variables(), reads) if reaches(entry)
-                                            }.__contains__, evaluates) for body, reads in _bodies(graph)))
-
-
-def _bodies(graph: Graph) -> Iterator[tuple[Graph, list[Entry]]]:
-    """Yield the bodies of a graph's loops and branches, with what their variables stand for."""
-    for node in graph.operators():
-        if node.op in BODIES:
-            parts = subgraphs_of(node)
-            yield from ((parts[part], reads) for part, reads in inputs_of_bodies(node))
+    found = {Concern(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
+             if _is_concerned(node, row, of, evaluates)
+             and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of])}
+    for node in loops_and_branches(graph):
+        if node.op == LOOP:
+            found.update(Concern(node.name, of) for of, entry in enumerate(node.inputs) if reaches(entry))
+        parts = subgraphs_of(node)
+        for part, reads in inputs_of_bodies(node):
+            asked = {one.name for one, entry in zip(parts[part].variables(), reads) if reaches(entry)}
+            found.update(concerns_of(parts[part], asked.__contains__, evaluates))
+    return frozenset(found)
 
 
 def _variables_before(entry: Entry) -> Iterator[str]:
     """Yield the variables that a tensor's gradient goes back to, near ones first."""
-    seen, waiting = {id(entry.node)}, [entry.node]
-    while waiting:
-        node = waiting.pop(0)
+    waiting = [entry.node]
+    seen = set(waiting)
+    for node in waiting:  # it grows
         if node.is_variable:
             yield node.name
         elif node.op != "BlockGrad":
-            for each in node.inputs:
-                if id(each.node) not in seen:
-                    seen.add(id(each.node))
-                    waiting.append(each.node)
+            waiting += [each.node for each in node.inputs if each.node not in seen]
+            seen.update(each.node for each in node.inputs)
 
 
 def _is_concerned(node: Node, row: GradientFix, of: int, evaluates: bool) -> bool:
@@ -317,10 +289,14 @@ def gradient_fixes(graph: Graph, context: Context) -> int:
     count, made = _fix(graph, _IN_GRAPHS, lambda node, row, of: Concern(node.name, of) in context.facts.concerned,
                        evaluates)
     for node, served in made:
-        _settle(node, served, context)
+        if node.decision is None:  # that of the node that it serves where the user asked for that one's
+            wished = served.decision is not None and served.decision.cause in WISHES
+            node.decision = served.decision if wished else decide(node, context)
+        if node.decided.rule != KEEP:
+            plan_outputs(node, context)
     if made:
         propagate_dtypes(graph, context)
-    return count + sum(_fix_bodies(node, context) for node in graph.operators() if node.op in BODIES)
+    return count + sum(_fix_bodies(node, context) for node in loops_and_branches(graph))
 
 
 def fix_behind_casts(graph: Graph, role: Role = Role.HELPER) -> None:
@@ -349,28 +325,16 @@ def _fix(graph: Graph, rows: _Rows, applies: Callable[[Node, GradientFix, int], 
     return count, made
 
 
-def _settle(node: Node, served: Node, context: Context) -> None:
-    """Give a node that was put in a precision: that of the node that it serves where the user asked for that one's."""
-    if node.decision is None:
-        wished = served.decision is not None and served.decision.cause in WISHES
-        node.decision = served.decision if wished else decide(node, context)
-    if node.decided.rule != KEEP:
-        plan_outputs(node, context)
-
-
 def _fix_bodies(node: Node, context: Context) -> int:
     """Fix the bodies of a loop or branch."""
     def applies(inner: Node, row: GradientFix, of: int) -> bool:
         return row.without is None or Concern(inner.name, of) in context.facts.concerned
 
-    parts = subgraphs_of(node)
-    count = 0
-    for position in BODIES[node.op]:
-        count += _fix(parts[position], _IN_GRAPHS, applies, context.facts.evaluates)[0]
-        count += sum(_fix_bodies(inner, context) for inner in parts[position].operators() if inner.op in BODIES)
-    if count:
-        set_subgraphs(node, parts)
-    return count
+    def fix(_: int, body: Graph) -> int:
+        count, _made = _fix(body, _IN_GRAPHS, applies, context.facts.evaluates)
+        return count + sum(_fix_bodies(inner, context) for inner in loops_and_branches(body))
+
+    return edit_bodies(node, fix)
 
 
 def calls_to_fix(behind_casts: bool) -> frozenset[str]:

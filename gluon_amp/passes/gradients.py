@@ -6,22 +6,20 @@ and a tensor that both branches read counts as two, unless it is a variable. Eac
 
     cond(then(x), else(y))   ->   cond(then(x) + 0 * sum(y), else(y) + 0 * sum(x))
 
-``loop_gradients``: the backward pass of a ``while_loop`` does not write the gradient of a state from step to step where
-the state begins without one, and what the body reads gets whatever is in memory. A factor of 1 that has a gradient
-makes it be asked for. Without a step no gradient is written but those of states: a mask stands before all else that
-has one::
+``loop_gradients``: the backward pass of a ``while_loop`` does not write the gradient of a state that begins without
+one, and what the body reads gets whatever is in memory. A factor of 1 that has a gradient makes it be asked for.
+Without a step no gradient is written but those of states: a mask stands before all else that has one::
 
     while_loop(state, w)   ->   while_loop(state * slice(concat(1, one element of w)), mask(w, cond(state)))
 
 ``split_concat``: MXNet cannot split a gradient that lies in blocks of 16 channels where the maps joined are not whole
-blocks: it raises "could not construct a sub-memory", or ends the process. Behind an operator that is not oneDNN's the
-gradient is plain::
+blocks: it ends the process. Behind an operator that is not oneDNN's the gradient is plain::
 
     Concat(x, y)   ->   slice_axis(Concat(x, y), begin=0, end=None)
 
 ``carry_scale``: SoftmaxOutput and its kin ignore the gradient that comes back to them, and with it the scale of the
-loss. Their data is multiplied by an input that the program does not have: it holds 1, and the loss scale while a
-backward pass of scaled losses is under way. Values stay as they are, and gradients are multiplied::
+loss. Their data is multiplied by an input that the program does not have: 1, and the loss scale while a backward pass
+of scaled losses is under way. Values stay as they are, and gradients are multiplied::
 
     SoftmaxOutput(x, label)   ->   SoftmaxOutput(broadcast_mul(x, amp_loss_scale), label)
 """
@@ -33,16 +31,16 @@ from operator import eq, ge, gt, le, lt, ne
 from typing import Callable, Iterator, Sequence
 
 from ..graph import (
-    BODIES,
     CAST,
     Entry,
     Graph,
     Node,
     Role,
+    edit_bodies,
+    loops_and_branches,
     operator,
     put_in_order,
     redirect,
-    set_subgraphs,
     subgraphs_of,
 )
 from ..graph.attrs import DTYPE, REGION_OFF, SHAPE, TYPE_FLAGS, integers, region_mark, region_of
@@ -66,31 +64,25 @@ _FLOATS = (FLOAT16, FLOAT32, FLOAT64)
 def branch_gradients(graph: Graph, context: Context) -> int:
     """Complete what branches and loops read; return how many inputs were missing."""
     def complete(graph: Graph, node: Node, is_inner: bool) -> int:
-        if node.op not in _READS:
-            return 0
-        parts = subgraphs_of(node)
-        added = sum(_read_all(node, parts[part], name) for name, part in _READS[node.op].items())
-        if added:
-            set_subgraphs(node, parts)
-        return added
+        names = {part: name for name, part in _READS.get(node.op, {}).items()}
+        return edit_bodies(node, lambda position, part: _read_all(node, part, names[position])) if names else 0
 
     return _change_holders(graph, complete)
 
 
 def _change_holders(graph: Graph, change: Callable[[Graph, Node, bool], int], is_inner: bool = False) -> int:
     """Change the loops and branches of a graph, after those in their bodies; return the sum of what ``change`` does."""
-    total = 0
-    for node in graph.operators():
-        if node.op in BODIES:
-            parts = subgraphs_of(node)
-            for part, reads in inputs_of_bodies(node):
-                for variable, entry in zip(parts[part].variables(), reads):
-                    variable.dtypes = [_dtype(entry)]
-            count = sum(_change_holders(parts[part], change, is_inner=True) for part in BODIES[node.op])
-            if count:
-                set_subgraphs(node, parts)
-            total += count + change(graph, node, is_inner)
-    return total
+    def change_within(node: Node) -> int:
+        reads = dict(inputs_of_bodies(node))
+
+        def edit(position: int, part: Graph) -> int:
+            for variable, entry in zip(part.variables(), reads[position]):
+                variable.dtypes = [_dtype(entry)]
+            return _change_holders(part, change, is_inner=True)
+
+        return edit_bodies(node, edit)
+
+    return sum(change_within(node) + change(graph, node, is_inner) for node in loops_and_branches(graph))
 
 
 def inputs_of_bodies(node: Node) -> Iterator[tuple[int, list[Entry]]]:
@@ -122,20 +114,15 @@ def _read_all(node: Node, part: Graph, name: str) -> int:
     missing = [location for location, entry in enumerate(node.inputs)
                if location not in reads and _dtype(entry) is not None and dtype is not None]
     for location in missing:  # behind the last output, so that the variables are the last ones as well
-        head, zero = part.heads[-1], _zero(part, node.inputs[location], str(dtype))
+        entry, head = node.inputs[location], part.heads[-1]
+        zero = Entry(Node("null", part.new_name(f"{entry.node.name}_unread")))
+        for op in ("zeros_like", "sum"):
+            zero = Entry(operator(op, part.new_name(f"{entry.node.name}_{op}"), [zero], entry))
+        if _dtype(entry) != dtype:
+            zero = Entry(operator("Cast", part.new_name(f"{entry.node.name}_cast"), [zero], entry, dtype=dtype))
         part.heads[-1] = Entry(operator("broadcast_add", part.new_name(f"{head.node.name}_read"), [head, zero], head))
     node.attrs = {**node.attrs, name: str([*reads, *missing])}
     return len(missing)
-
-
-def _zero(part: Graph, entry: Entry, dtype: str) -> Entry:
-    """Make a variable that stands for a tensor, and a zero that depends on it."""
-    made = Entry(Node("null", part.new_name(f"{entry.node.name}_unread")))
-    for op in ("zeros_like", "sum"):
-        made = Entry(operator(op, part.new_name(f"{entry.node.name}_{op}"), [made], entry))
-    if _dtype(entry) == dtype:
-        return made
-    return Entry(operator("Cast", part.new_name(f"{entry.node.name}_cast"), [made], entry, dtype=dtype))
 
 
 def loop_gradients(graph: Graph, context: Context) -> int:
@@ -152,95 +139,108 @@ def loop_gradients(graph: Graph, context: Context) -> int:
     return _change_holders(graph, complete)
 
 
-class _Loop:
+class Server:
+    """Puts operators into a graph that serve one of its nodes."""
+
+    def __init__(self, graph: Graph, node: Node, role: Role = Role.HELPER):
+        self.graph, self.node, self.role = graph, node, role
+        self.made: list[Node] = []
+
+    def put(self, op: str, inputs: Sequence[Entry], gives: str | None = None, like: Entry | None = None,
+            name: str = "", **attrs: object) -> Entry:
+        """Make an operator with the shape of a tensor, and of a type, by default that of its first input."""
+        types = () if gives else inputs[0].node.dtypes[inputs[0].output:inputs[0].output + 1]
+        made = Node(op, self.graph.new_name(name or f"{self.node.name}_{op.strip('_')}"),
+                    {key: str(value) for key, value in attrs.items()}, list(inputs), role=self.role,
+                    dtypes=[*types] or [gives], shapes=[like.shape if like else None])
+        made.attrs.update(region_of(self.node.attrs))
+        self.made.append(made)
+        return Entry(made)
+
+
+class _Loop(Server):
     """Lets a loop with a condition write its gradients."""
 
     def __init__(self, graph: Graph, node: Node, asked: Sequence[int], is_inner: bool):
-        self._graph, self._node, self._asked, self._is_inner = graph, node, asked, is_inner
+        super().__init__(graph, node)
+        self._asked, self._is_inner = asked, is_inner
         reads = integers(node.attrs, "func_input_locs")
         self._states = [reads[variable] for variable in integers(node.attrs, "func_var_locs")]
 
     def complete(self) -> int:
         """Do so; return how many inputs were changed."""
-        variables = self._graph.variables()
-        inputs = list(self._node.inputs)
-        states = [position for position in self._states if _dtype(inputs[position]) in _FLOATS]
+        variables, inputs = self.graph.variables(), list(self.node.inputs)
+        states = sorted({position for position in self._states if _dtype(inputs[position]) in _FLOATS})
         others = [] if self._certainly_runs() else [
             position for position in self._asked if position not in self._states]
         if states:
             factor = self._factor()
-            inputs = [self._with_gradient(entry, factor) if position in states else entry
-                      for position, entry in enumerate(inputs)]
+            for position in states:
+                inputs[position] = self._with_gradient(inputs[position], factor)
         if others:
             runs = self._runs()
-            inputs = [self._masked(entry, runs) if position in others else entry
-                      for position, entry in enumerate(inputs)]
-        self._node.inputs = inputs
-        put_in_order(self._graph, variables)
+            for position in others:
+                inputs[position] = self._masked(inputs[position], runs)
+        self.node.inputs = inputs
+        put_in_order(self.graph, variables)
         return len(states) + len(others)
 
     def _factor(self) -> Entry:
         """Make a 1 that has a gradient: the first of a 1 and of elements that gradients are asked of."""
-        entries = [self._node.inputs[position] for position in self._asked]
+        entries = [self.node.inputs[position] for position in self._asked]
         variables = [] if self._is_inner else [entry for entry in entries if entry.node.is_variable]
-        ones = [self._put("_ones", [], FLOAT32, shape="(1,)", dtype=FLOAT32)]
+        ones = [self.put("_ones", [], FLOAT32, shape="(1,)", dtype=FLOAT32)]
         least = sorted(variables, key=lambda entry: prod(entry.shape or ()))[:1]
         for entry in least or entries:  # of others MXNet may have none all the same, as behind a comparison
+            kind = _dtype(entry)
             if entry.shape != ():
-                entry = self._put("slice_axis", [entry], axis=0, begin=0, end=1)
-            flat = self._put("Reshape", [entry], shape="(-1,)")
-            ones.append(self._cast(self._put("slice_axis", [flat], axis=0, begin=0, end=1), FLOAT32))
-        joined = self._put("Concat", ones, num_args=len(ones), dim=0)
-        return self._put("slice_axis", [joined], axis=0, begin=0, end=1)
+                entry = self.put("slice_axis", [entry], kind, axis=0, begin=0, end=1)
+            flat = self.put("Reshape", [entry], kind, shape="(-1,)")
+            ones.append(self._cast(self.put("slice_axis", [flat], kind, axis=0, begin=0, end=1), FLOAT32))
+        joined = self.put("Concat", ones, num_args=len(ones), dim=0)
+        return self.put("slice_axis", [joined], axis=0, begin=0, end=1)
 
     def _with_gradient(self, state: Entry, factor: Entry) -> Entry:
-        factor = self._cast(factor, str(_dtype(state)))
+        kind = _dtype(state)
+        factor = self._cast(factor, str(kind))
         if state.shape:
-            return self._put("broadcast_mul", [state, factor], like=state)
+            return self.put("broadcast_mul", [state, factor], kind, state)
         # Behind another loop an executor knows no shape, and takes no sum: its backward pass does not get what it adds.
-        row = self._put("broadcast_mul", [self._put("expand_dims", [state], axis=0), factor])
-        return self._put("squeeze", [row], like=state, axis=0)
+        row = self.put("broadcast_mul", [self.put("expand_dims", [state], axis=0), factor])
+        return self.put("squeeze", [row], kind, state, axis=0)
 
     def _certainly_runs(self) -> bool:
         """Tell whether the condition compares a state that begins with a constant, as a counter does."""
-        condition = subgraphs_of(self._node)[0]
-        node, reads = condition.heads[0].node, integers(self._node.attrs, "cond_input_locs")
+        condition = subgraphs_of(self.node)[0]
+        node, reads = condition.heads[0].node, integers(self.node.attrs, "cond_input_locs")
         compare = _COMPARISONS.get(node.op.replace("_npi", "")[1:-len("_scalar")])
         if compare is None or "scalar" not in node.attrs or not node.inputs[0].node.is_variable:
             return False
-        begin = constant(self._node.inputs[reads[condition.variables().index(node.inputs[0].node)]])
+        begin = constant(self.node.inputs[reads[condition.variables().index(node.inputs[0].node)]])
         return begin is not None and compare(begin, float(node.attrs["scalar"]))
 
     def _runs(self) -> Entry:
         """Make a number that is 1 where the loop runs at all: its condition, of what the loop begins with."""
-        condition = subgraphs_of(self._node)[0]
+        condition = subgraphs_of(self.node)[0]
         own = condition.operators()
-        redirect(condition, {Entry(variable).key: self._node.inputs[location] for variable, location in
-                             zip(condition.variables(), integers(self._node.attrs, "cond_input_locs"))})
+        redirect(condition, {Entry(variable).key: self.node.inputs[location] for variable, location in
+                             zip(condition.variables(), integers(self.node.attrs, "cond_input_locs"))})
         for node in own:
-            node.name, node.role = self._graph.new_name(f"{self._node.name}_{node.name}"), Role.HELPER
+            node.name, node.role = self.graph.new_name(f"{self.node.name}_{node.name}"), Role.HELPER
             node.attrs.update(region_mark(REGION_OFF))
             node.dtypes, node.shapes = [None] * node.num_outputs, [None] * node.num_outputs
-        number = self._put("Cast", [self._put("Reshape", condition.heads, shape="(-1,)")], FLOAT32, dtype=FLOAT32)
-        return self._put("BlockGrad", [self._put("_not_equal_scalar", [number], scalar=0)])
+        number = self.put("Cast", [self.put("Reshape", condition.heads, shape="(-1,)")], FLOAT32, dtype=FLOAT32)
+        return self.put("BlockGrad", [self.put("_not_equal_scalar", [number], scalar=0)])
 
     def _masked(self, entry: Entry, runs: Entry) -> Entry:
         """Put an operator before a tensor that gives a gradient of zero where the loop does not run."""
         # An executor that finds shapes as it runs takes operators only whose backward pass gives what they read.
-        row = self._put("expand_dims", [self._put("expand_dims", [entry], axis=0)], axis=0)
-        masked = self._put("SequenceMask", [row, runs], use_sequence_length=True, value=0.0)
-        return self._put("squeeze", [masked], like=entry, axis="(0, 1)")
+        row = self.put("expand_dims", [self.put("expand_dims", [entry], axis=0)], axis=0)
+        masked = self.put("SequenceMask", [row, runs], use_sequence_length=True, value=0.0)
+        return self.put("squeeze", [masked], _dtype(entry), entry, axis="(0, 1)")
 
     def _cast(self, entry: Entry, dtype: str) -> Entry:
-        return entry if _dtype(entry) == dtype else self._put("Cast", [entry], dtype, dtype=dtype)
-
-    def _put(self, op: str, inputs: Sequence[Entry], gives: str | None = None, like: Entry | None = None,
-             **attrs: object) -> Entry:
-        made = Node(op, self._graph.new_name(f"{self._node.name}_{op.strip('_')}"),
-                    {name: str(value) for name, value in attrs.items()}, list(inputs), role=Role.HELPER,
-                    dtypes=[gives or _dtype(inputs[0])], shapes=[like.shape if like else None])
-        made.attrs.update(region_of(self._node.attrs))
-        return Entry(made)
+        return entry if _dtype(entry) == dtype else self.put("Cast", [entry], dtype, dtype=dtype)
 
 
 def split_concat(graph: Graph, context: Context) -> int:

@@ -5,16 +5,13 @@ oneDNN does not run, stands between::
 
     amp_cast(weight)   ->   amp_cast(_mul_scalar(weight, scalar=1))
 
-In the bodies of loops and branches every variable is such a tensor: all steps add to its gradient.
+In the bodies of loops and branches every variable is such a tensor: all steps add to its gradient. Each step of a loop
+reads and writes a part of an array, in which an operator of oneDNN cannot leave its own layout: the step fails ("Check
+failed: !is_view"), or gradients before the loop are wrong. There, too, an identity stands between.
 
-The body of a loop reads and writes one part of an array in each step, forward and backward. An operator of oneDNN
-writes such a part, or the gradient of one, in a layout of its own, where a part cannot lie: the step fails ("Check
-failed: !is_view"), or gradients before the loop are wrong without a word. There, too, an identity stands between.
-
-MXNet adds up to seven gradients of a tensor's consumers by an operator of its own. Where there are more, it asks the
-operators that give them to add to the array, one after the other. Operators of libraries are not told, and casts do not
-add: the array would hold their own gradient alone. Before MXNet makes gradients it merges equal operators, and a merged
-operator has the consumers of all.
+MXNet adds up to seven gradients of a tensor by an operator of its own. Of more it asks the consumers to add to the
+array. Operators of libraries are not told, and casts do not add. Before MXNet makes gradients it merges equal
+operators, and a merged operator has the consumers of all.
 """
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Callable, Collection, Mapping
 
-from ..graph import BODIES, CAST, Entry, Graph, Node, has_control_flow, identity, redirect, set_subgraphs, subgraphs_of
+from ..graph import CAST, Entry, Graph, Node, edit_bodies, identity, loops_and_branches, redirect
 from ..graph.attrs import integer, integers
 from ..machine.dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from .context import Context
@@ -82,60 +79,52 @@ IDENTITIES: tuple[Identity, ...] = (
 
 def identities(graph: Graph, context: Context) -> int:
     """Follow the table; return how many operators were put in."""
-    holders = _holders(graph) if context.facts.recorded else []
-    shared = SharedIdentities(lambda entry: identity(entry, graph.new_name(f"{entry.label}_guard")))
-    _put_between(graph, _kinds(graph, context), shared)
-    return shared.count + sum(_put_into_body(node, has_types=True) for node in holders)
-
-
-class SharedIdentities:
-    """Makes identities, each of which as many consumers share as MXNet adds gradients of itself."""
-
-    def __init__(self, make: Callable[[Entry], Entry]):
-        self._make, self._most = make, _most_summed()
-        self._latest: dict[tuple[int, int], tuple[Entry, int]] = {}  # the last identity of a tensor, and its consumers
-        self.count = 0
-
-    def before(self, entry: Entry) -> Entry:
-        """Return the tensor that one more operator is to read."""
-        made, consumers = self._latest.get(entry.key, (entry, self._most))
-        if consumers == self._most:
-            made, consumers = self._make(entry), 0
-            made.node.attrs[APART] = made.node.name  # beside others of this tensor, or of one that MXNet takes for it
-            self.count += 1
-        self._latest[entry.key] = made, consumers + 1
-        return made
+    holders = loops_and_branches(graph) if context.facts.recorded else []
+    count = _put_between(graph, _kinds(graph, context), lambda entry: f"{entry.label}_guard")
+    return count + sum(_put_into_body(node, has_types=True) for node in holders)
 
 
 _Tells = Mapping[Tensor, Callable[[Entry], bool]]  # whether a tensor is of a kind
 
 
-def _put_between(graph: Graph, kinds: _Tells, shared: SharedIdentities) -> None:
-    nodes = graph.operators()
+def _put_between(graph: Graph, kinds: _Tells, name_of: Callable[[Entry], str]) -> int:
+    """Follow the table; as many consumers share an identity as MXNet adds gradients of by itself."""
+    nodes, most, count = graph.operators(), _most_summed(), 0
+    latest: dict[tuple[int, int], tuple[Entry, int]] = {}  # the last identity of a tensor, and its consumers
+
+    def before(entry: Entry) -> Entry:
+        nonlocal count
+        made, consumers = latest.get(entry.key, (entry, most))
+        if consumers == most:
+            made, consumers, count = identity(entry, graph.new_name(name_of(entry))), 0, count + 1
+            made.node.attrs[APART] = made.node.name  # beside others of this tensor, or of one that MXNet takes for it
+        latest[entry.key] = made, consumers + 1
+        return made
+
     for row in IDENTITIES:
-        is_of_kind = kinds[row.of]
         for node in nodes:
             if node.op in row.ops:
-                node.inputs = [shared.before(entry) if position not in row.states and is_of_kind(entry) else entry
+                node.inputs = [before(entry) if position not in row.states and kinds[row.of](entry) else entry
                                for position, entry in enumerate(node.inputs)]
+    return count
 
 
 def _kinds(graph: Graph, context: Context) -> _Tells:
     accumulated = context.facts.accumulated if context.facts.recorded else frozenset()
     read_often = _read_often(graph) if context.facts.recorded else set()
-    everywhere = context.facts.recorded and has_control_flow(graph)
+    everywhere = context.facts.recorded and loops_and_branches(graph)
     added = set(context.variables) if everywhere else accumulated
     weights = [node.inputs[1].node for node in graph.operators()
                if node.op == "Convolution" and integer(node.attrs, "num_group", 1) > 1]
     grouped = {(weight.inputs[0].node if weight.op == CAST else weight).name for weight in weights}
+
+    def is_one_of(entry: Entry, names: Collection[str]) -> bool:
+        return entry.node.is_variable and entry.node.name in names
+
     return {Tensor.ADDED: lambda entry: ((entry.key in read_often and entry.dtype in (*_FLOATS, FLOAT64))
-                                         or _is_variable_of(entry, accumulated)),
-            Tensor.ADDED_VARIABLE: lambda entry: _is_variable_of(entry, added),
-            Tensor.GROUPED_WEIGHT: lambda entry: _is_variable_of(entry, grouped)}
-
-
-def _is_variable_of(entry: Entry, names: Collection[str]) -> bool:
-    return entry.node.is_variable and entry.node.name in names
+                                         or is_one_of(entry, accumulated)),
+            Tensor.ADDED_VARIABLE: lambda entry: is_one_of(entry, added),
+            Tensor.GROUPED_WEIGHT: lambda entry: is_one_of(entry, grouped)}
 
 
 def _read_often(graph: Graph) -> set[tuple[int, int]]:
@@ -162,31 +151,20 @@ def _numbers(graph: Graph) -> dict[int, int]:
 
 def _most_summed() -> int:
     """Return how many gradients MXNet adds by an operator of its own."""
-    try:
-        return max(1, min(int(os.environ.get(_LIMIT, _DEFAULT_LIMIT)), _DEFAULT_LIMIT) - 1)
-    except ValueError:
-        return 1
+    return max(1, min(int(os.environ.get(_LIMIT, _DEFAULT_LIMIT)), _DEFAULT_LIMIT) - 1)
 
 
 def _put_into_body(node: Node, has_types: bool) -> int:
     """Put identities into the bodies of a loop or branch, and those within; of a loop within one no types are known."""
-    graphs = subgraphs_of(node)
-    bodies = [graphs[position] for position in BODIES[node.op]]
-    count = _put_at_parts(node, bodies[0]) if has_types else 0
-    count += sum(map(_put_between_sums, bodies))
-    if count:
-        set_subgraphs(node, graphs)
-    return count
+    return edit_bodies(node, lambda _, body: (_put_at_parts(node, body) if has_types else 0) + _put_between_sums(body))
 
 
 def _put_at_parts(node: Node, body: Graph) -> int:
     """Put an identity behind each part that a loop's body reads, and each that it gives; branches have none."""
-    read = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; none for a while_loop
+    places = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; a while_loop none
     variables = body.variables()
-    moved = {}
-    for location, entry in zip(read, node.inputs):
-        if entry.dtype in _FLOATS:
-            moved[Entry(variables[location]).key] = _behind(body, Entry(variables[location]))
+    read = [Entry(variables[place]) for place, entry in zip(places, node.inputs) if entry.dtype in _FLOATS]
+    moved = {entry.key: _behind(body, entry) for entry in read}
     written = [position for position in range(integer(node.attrs, "num_out_data", 0))
                if node.dtypes[position] in _FLOATS]
     for position in written:
@@ -196,14 +174,9 @@ def _put_at_parts(node: Node, body: Graph) -> int:
 
 
 def _put_between_sums(body: Graph) -> int:
-    shared = SharedIdentities(lambda entry: _behind(body, entry))
-    _put_between(body, {**dict.fromkeys(Tensor, lambda entry: entry.node.is_variable),
-                        Tensor.GROUPED_WEIGHT: lambda entry: False}, shared)
-    return shared.count + sum(_put_into_body(node, has_types=False) for node in _holders(body))
-
-
-def _holders(graph: Graph) -> list[Node]:
-    return [node for node in graph.operators() if node.op in BODIES]
+    kinds = {**dict.fromkeys(Tensor, lambda entry: entry.node.is_variable), Tensor.GROUPED_WEIGHT: lambda entry: False}
+    count = _put_between(body, kinds, lambda entry: f"{entry.node.name}_whole")
+    return count + sum(_put_into_body(node, has_types=False) for node in loops_and_branches(body))
 
 
 def _behind(body: Graph, entry: Entry) -> Entry:

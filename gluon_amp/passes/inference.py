@@ -11,16 +11,14 @@ there are none to ask for, because operators are to be fused::
     BatchNorm(Convolution(x, w, b))   ->   Convolution(x, s * w, s * (b - mean) + beta)
     BatchNorm(Concat(Convolution(x, v), Convolution(y, w)))   ->   Concat(Convolution(x, r * v), Convolution(y, s * w))
 
-``cast_params_offline`` computes once what passes put behind parameters: casts, and the filters of zeros of
-``align_channels``::
+``cast_params_offline`` computes once what passes put behind parameters: casts, and the zeros of ``align_channels``::
 
     Convolution(x, amp_cast(w))   ->   Convolution(x, w_bfloat16)
 
-``fuse`` lets oneDNN fuse convolutions and dense layers with activations and sums. MXNet's fusion takes a layer together
-with its user, whoever else reads the layer: where that is an output of the network, or read twice, users get the fused
-result, or the graph does not fit. An operator that reads one tensor twice counts once, and outputs move behind
-identities to where they do not belong. ``fuse`` puts operators that the fusion does not know in its way there, and
-``unshield`` takes them out of what MXNet made::
+``fuse`` prepares layers, activations and sums for oneDNN's fusion. MXNet takes a layer together with its user, whoever
+else reads the layer, counts an operator that reads one tensor twice once, and moves outputs behind identities to where
+they do not belong. There ``fuse`` puts operators that the fusion does not know in its way, and ``unshield`` takes them
+out of what MXNet made::
 
     Activation(Convolution(x, w) + y)   ->   _sg_mkldnn_conv(x, w, y)
 
@@ -31,7 +29,7 @@ identities to where they do not belong. ``fuse`` puts operators that the fusion 
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -45,20 +43,16 @@ from .context import Context
 
 def drop_training(graph: Graph, context: Context) -> int:
     """Let the users of operators that do nothing read their input; return how many were dropped."""
+    idle = ("_copy",) if context.facts.recorded else ("_copy", "BlockGrad", "make_loss")
     heads = {id(head.node) for head in graph.heads}
-    dropped = [node for node in graph.operators() if _does_nothing(node, context) and id(node) not in heads]
+    dropped = [node for node in graph.operators() if id(node) not in heads and (
+        node.op in idle or (node.op == "Dropout" and node.attrs.get("mode", "training") == "training"))]
     redirect(graph, {Entry(node).key: node.inputs[0] for node in dropped})
     dropouts = [node.name for node in dropped if node.op == "Dropout"]
     for node in graph.variables() if dropouts else ():
         if context.weights is not None and node.name in context.weights:
             node.attrs = {**node.attrs, INFERENCE: f"the Dropout {dropouts[0]} is left out"}
     return len(dropped)
-
-
-def _does_nothing(node: Node, context: Context) -> bool:
-    if node.op == "Dropout":
-        return node.attrs.get("mode", "training") == "training"
-    return node.op == "_copy" or (node.op in ("BlockGrad", "make_loss") and not context.facts.recorded)
 
 
 LAYERS = ("Convolution", "FullyConnected")  # oneDNN 2.4 adds the bias of a Deconvolution slower than a BatchNorm runs
@@ -75,11 +69,11 @@ def fold_batch_norm(graph: Graph, context: Context) -> int:
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
         layers = _layers_before(norm, consumers, weights) if norm.op == "BatchNorm" else []
-        if not layers or any(_settings(norm, context) != _settings(layer, context) for layer in layers):
-            continue
-        _fold(graph, weights, norm, layers)
-        moved[Entry(norm).key] = norm.inputs[0]
-        norm.inputs[0].node.name = norm.name  # users find tensors by their names, and this is BatchNorm's
+        settings = {(node.name in context.policy.excluded, region(node.attrs)) for node in (norm, *layers)}
+        if layers and len(settings) == 1:
+            _fold(graph, weights, norm, layers)
+            moved[Entry(norm).key] = norm.inputs[0]
+            norm.inputs[0].node.name = norm.name  # users find tensors by their names, and this is BatchNorm's
     redirect(graph, moved)
     return len(moved)
 
@@ -95,10 +89,6 @@ def _layers_before(norm: Node, consumers: Consumers, weights: Any) -> list[Node]
                      for each in entries)
              and all(entry.node.is_variable and entry.node.name in weights for entry in trained))
     return [each.node for each in entries] if folds else []
-
-
-def _settings(node: Node, context: Context) -> tuple[bool, str | None]:
-    return node.name in context.policy.excluded, region(node.attrs)
 
 
 def _axis_fits(norm: Node, layer: Node) -> bool:
@@ -150,7 +140,7 @@ def cast_params_offline(graph: Graph, context: Context) -> int:
     consumers = Consumers(graph)
     moved: dict[tuple[int, int], Entry] = {}
     for node in graph.operators():
-        if id(node) in constant and any(id(consumer) not in constant for consumer in consumers.of(Entry(node))):
+        if node in constant and not constant.issuperset(consumers.of(Entry(node))):
             variable = _variable(node, consumers)
             weights.rename(node.name, variable.name)
             moved[Entry(node).key] = Entry(variable)
@@ -158,16 +148,13 @@ def cast_params_offline(graph: Graph, context: Context) -> int:
     return len(moved) + _store_what_the_program_casts(graph, weights, context.target)
 
 
-def _constants(graph: Graph, weights: Any) -> dict[int, str]:
-    """Compute nodes that depend on parameters only; return each, and the name of its value."""
-    constants: dict[int, str] = {}
-    for node in graph.nodes():
-        if node.is_variable:
-            if node.name in weights:
-                constants[id(node)] = node.name
-        elif node.role is not Role.OWN and all(id(entry.node) in constants for entry in node.inputs):
-            weights.compute(node.name, node.op, node.attrs, [constants[id(entry.node)] for entry in node.inputs])
-            constants[id(node)] = node.name
+def _constants(graph: Graph, weights: Any) -> set[Node]:
+    """Return parameters and nodes that depend on these only, which it computes: the values are under their names."""
+    constants = {node for node in graph.variables() if node.name in weights}
+    for node in graph.operators():
+        if node.role is not Role.OWN and constants.issuperset(entry.node for entry in node.inputs):
+            weights.compute(node.name, node.op, node.attrs, [entry.node.name for entry in node.inputs])
+            constants.add(node)
     return constants
 
 
@@ -188,7 +175,9 @@ def _store_what_the_program_casts(graph: Graph, weights: Any, target: str) -> in
 
 def _variable(node: Node, consumers: Consumers) -> Node:
     """Make the variable that stands for a result."""
-    source, dtype = next(_sources(node), node), node.dtypes[0]
+    source, dtype = node, node.dtypes[0]
+    while source.inputs:  # the parameter that it depends on; zeros may be joined to it
+        source = source.inputs[0].node
     # Behind a cast MXNet cannot infer the type of a variable: say it.
     attrs = {DTYPE: str(TYPE_FLAGS[dtype])} if dtype in LOW_PRECISION else {}
     variable = Node(VARIABLE, node.name, attrs, dtypes=list(node.dtypes), shapes=list(node.shapes))
@@ -197,14 +186,6 @@ def _variable(node: Node, consumers: Consumers) -> Node:
     else:
         variable.attrs[MADE] = source.attrs.get(MADE, source.name)
     return variable
-
-
-def _sources(node: Node) -> Iterator[Node]:
-    """Yield the parameters that a result depends on: one, and zeros beside it."""
-    if node.is_variable:
-        yield node
-    for entry in node.inputs:
-        yield from _sources(entry.node)
 
 
 _FUSED = "_sg_mkldnn"  # the names of fused operators begin so
@@ -296,8 +277,6 @@ def between(graph: Graph) -> frozenset[str]:
 
 def _stays_apart(node: Node, context: Context) -> bool:
     """Tell whether an operator must not be fused with a layer that runs in INT8."""
-    if context.int8 is None:
-        return False
     excluded = context.policy.excluded
-    return node.name in context.int8.wide or (node.name in excluded and any(
-        entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable))
+    return context.int8 is not None and (node.name in context.int8.wide or (node.name in excluded and any(
+        entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable)))

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from ..graph import WISHES, Consumers, Entry, Graph, Node, Role
+from ..graph import WISHES, Consumers, Entry, Graph, Node, operator
 from ..graph.attrs import integer, integers, is_set, symbol_attributes
 from ..machine.dtypes import BFLOAT16, FLOAT32
 from ..rules import FP32, LOWER, Cause, Decision
@@ -51,7 +51,8 @@ class _Attention(NamedTuple):
 def fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
     """Fuse the operators of each attention into one; return how many."""
     consumers = Consumers(graph)
-    found = [each for each in _find(graph, consumers) if _gains_as_one(each, context)
+    found = [each for each in (_find(node, consumers) for node in graph.operators())
+             if each is not None and _gains_as_one(each, context)
              and not any(entry.node in unknown for entry in each.inputs.values())
              and (each.dropout is None or may_draw(context))]
     if not found or not context.runs_natively(ATTENTION):
@@ -90,17 +91,16 @@ def _gains_as_one(found: _Attention, context: Context) -> bool:
     known = all(entry.shape and entry.node.dtypes[entry.output] in types.get(name, others)
                 for name, entry in found.inputs.items())
     shape, weights = found.node.shapes[0], found.softmax.shapes[0]
-    if not known or shape is None or weights is None:
-        return False
-    return 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST
+    return (known and shape is not None and weights is not None
+            and 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST)
 
 
 def _decision_on(found: _Attention, context: Context, fp32_inputs: tuple[int, ...]) -> Decision:
     """Return low precision, unless nothing has it or the user wants FP32 of one of the operators."""
     nodes = (*found.products, found.softmax)
-    # A converted graph has no decisions any more.
-    decisions = [decide(replace(node, op=_listed(node)), context) if context.converted else node.decided
-                 for node in nodes]
+    # A converted graph has no decisions any more, and other names for products.
+    decisions = [decide(replace(node, op=node.op.replace("_sg_mkldnn_selfatt", _SELF)), context) if context.converted
+                 else node.decided for node in nodes]
     if not context.policy.lowers:
         return decisions[-1]
     for decision in decisions:
@@ -111,22 +111,11 @@ def _decision_on(found: _Attention, context: Context, fp32_inputs: tuple[int, ..
     return Decision(LOWER, Cause.TABLE, "attention in C++ keeps its scores in FP32", fp32_inputs)
 
 
-def _find(graph: Graph, consumers: Consumers) -> Iterator[_Attention]:
-    """Find attention whose inner results nothing else reads."""
-    for node in graph.operators():
-        found = None
-        if node.op == "batch_dot" and not is_set(node.attrs, "transpose_a") and not is_set(node.attrs, "transpose_b"):
-            found = _around(node, consumers)
-        elif node.op in [f"{kind}_valatt" for kind in _INTERLEAVED]:
-            found = _interleaved(node, consumers)
-        if found is not None:
-            yield found
-
-
-def _listed(node: Node) -> str:
-    """Return the name that users have for the operator of a node."""
-    kind, _, product = node.op.rpartition("_")
-    return f"{_INTERLEAVED[kind]}_{product}" if kind in _INTERLEAVED else node.op
+def _find(node: Node, consumers: Consumers) -> _Attention | None:
+    """Find attention that ends with a product, and whose inner results nothing else reads."""
+    if node.op == "batch_dot" and not is_set(node.attrs, "transpose_a") and not is_set(node.attrs, "transpose_b"):
+        return _around(node, consumers)
+    return _interleaved(node, consumers) if node.op in [f"{kind}_valatt" for kind in _INTERLEAVED] else None
 
 
 @dataclass
@@ -145,30 +134,30 @@ def _around(product: Node, consumers: Consumers) -> _Attention | None:
     weights = _weights(product.inputs[0])
     if weights is None:
         return None
-    scores, scale = _scaled(weights.scores)
+    scores, scalings = _behind(weights.scores, lambda each: each.node.op in _SCALES)
     may_be_shared = scores.node.op == "broadcast_add"  # of one image and one head: other calls may have several images
-    if scores.node.op in ("broadcast_add", "elemwise_add") and scale == 1 and weights.masked is None:
+    if scores.node.op in ("broadcast_add", "elemwise_add") and _factor(scalings) == 1 and weights.masked is None:
         scores, weights.extras["bias"] = scores.node.inputs
-        scores, scale = _scaled(scores)
+        scores, scalings = _behind(scores, lambda each: each.node.op in _SCALES)
     first = scores.node
     if first.op != "batch_dot" or is_set(first.attrs, "transpose_a") or not is_set(first.attrs, "transpose_b"):
         return None
-    heads = (_heads(entry, consumers) for entry in (*first.inputs, product.inputs[1]))
-    bases, moves, scales = map(list, zip(*heads))
+    bases, ways = zip(*(
+        _behind(entry, lambda each: consumers.is_read_once(each) and each.node.op in (*_MOVES, *_SCALES))
+        for entry in (*first.inputs, product.inputs[1])))  # each projection, and the operators on its way to heads
     shapes: list[tuple[int, ...]] = [base.shape or () for base in bases]
     width = (first.inputs[0].shape or (0,))[-1]
     if not width or not all(len(shape) == 3 for shape in shapes):
         return None
-    units = shapes[0][-1]
-    count = units // width
-    if count < 1 or not all(_are_heads(each, shape[-1], count) for each, shape in zip(moves, shapes)):
+    units, count = shapes[0][-1], shapes[0][-1] // width
+    if count < 1 or not all(_are_heads(each, shape[-1], count) for each, shape in zip(ways, shapes)):
         return None
     last = _joined(product, count, units, consumers)
-    if scales[2] != 1 or last is None or (may_be_shared and (weights.scores.shape or ())[:1] == (1,)):
+    if _factor(ways[2]) != 1 or last is None or (may_be_shared and (weights.scores.shape or ())[:1] == (1,)):
         return None
     layout, projections = _projections(bases, consumers)
     sizes = shapes[0][0], shapes[0][1], shapes[1][1], count
-    scale *= scales[0] * scales[1]
+    scale = _factor(scalings) * (_factor(ways[0]) * _factor(ways[1]))
     return _attention(last, (first, product), weights, {"layout": layout, "scale": repr(scale)}, projections, sizes,
                       consumers)
 
@@ -186,12 +175,10 @@ def _interleaved(product: Node, consumers: Consumers) -> _Attention | None:
     is_self = _INTERLEAVED[kind] == _SELF
     names = ["projections"] if is_self else ["queries", "keys_values"]
     shapes = [entry.shape or () for entry in first.inputs]
-    if any(len(shape) != 3 or not all(shape) for shape in shapes) or heads < 1:
+    if not all(shape and all(shape) for shape in shapes):
         return None
     (queries, batch, row), keys = shapes[0], shapes[-1][0]
-    width, rest = divmod(row, 3 * heads if is_self else heads)
-    if rest:
-        return None
+    width = row // (3 * heads if is_self else heads)
     return _attention(product, (first, product), weights, {"layout": "interleaved", "scale": repr(width ** -0.5)},
                       dict(zip(names, first.inputs)), (batch, queries, keys, heads), consumers)
 
@@ -235,24 +222,19 @@ def _weights(entry: Entry) -> _Weights | None:
     found = _Weights(softmax, softmax.inputs[0], [node for node in nodes if node.op in _MOVES],
                      dropouts[0] if dropouts else None)
     if is_set(softmax.attrs, "use_length"):
-        if len(softmax.inputs) < 2:
-            return None
         found.extras["lengths"] = softmax.inputs[1]
-    return found if mask is None or _mask(found, mask) else None
-
-
-def _mask(weights: _Weights, mask: Entry) -> bool:
-    """Tell whether scores are chosen by the mask that the weights are times; the weights learn of it."""
-    choice = weights.scores.node
+    if mask is None:
+        return found
+    choice = found.scores.node  # by the mask that the weights are times
     if choice.op != "where" or choice.inputs[0].key != mask.key:
-        return False
+        return None
     scores, fill = choice.inputs[1], choice.inputs[2].node
     ones = fill.inputs[0].node if fill.op == "_mul_scalar" else fill
     if ones.op != "ones_like" or ones.inputs[0].key != scores.key:
-        return False
-    weights.masked = 1.0 if ones is fill else float(fill.attrs.get("scalar", 1))
-    weights.extras["mask"], weights.scores = mask, scores
-    return True
+        return None
+    found.masked = 1.0 if ones is fill else float(fill.attrs.get("scalar", 1))
+    found.extras["mask"], found.scores = mask, scores
+    return found
 
 
 def _behind(entry: Entry, passes: Callable[[Entry], bool]) -> tuple[Entry, list[Node]]:
@@ -311,30 +293,22 @@ def _within(last: Node, inputs: Iterable[Entry], consumers: Consumers) -> frozen
     return frozenset(within)
 
 
-def _scaled(entry: Entry) -> tuple[Entry, float]:
-    """Return the tensor behind factors, and their product."""
-    behind, nodes = _behind(entry, lambda each: each.node.op in _SCALES)
-    return behind, prod(map(_factor, nodes), start=1.0)
-
-
-def _factor(node: Node) -> float:
-    if node.op == "_contrib_div_sqrt_dim":
-        return float((node.inputs[0].shape or (1,))[-1]) ** -0.5
-    scalar = float(node.attrs.get("scalar", 1))
-    return scalar if node.op == "_mul_scalar" else 1 / scalar
-
-
-def _heads(entry: Entry, consumers: Consumers) -> tuple[Entry, list[Node], float]:
-    """Return a projection, its way to heads in the order in which operators run, and by what it is scaled."""
-    base, nodes = _behind(entry, lambda each: consumers.is_read_once(each) and each.node.op in (*_MOVES, *_SCALES))
-    scale = prod((_factor(node) for node in nodes if node.op in _SCALES), start=1.0)
-    return base, [node for node in nodes if node.op in _MOVES], scale
+def _factor(nodes: Sequence[Node]) -> float:
+    """Return the product of the factors of operators; others have none."""
+    factor = 1.0
+    for node in nodes:
+        if node.op == "_contrib_div_sqrt_dim":
+            factor *= float((node.inputs[0].shape or (1,))[-1]) ** -0.5
+        elif node.op in _SCALES:
+            scalar = float(node.attrs.get("scalar", 1))
+            factor *= scalar if node.op == "_mul_scalar" else 1 / scalar
+    return factor
 
 
 def _are_heads(moves: Sequence[Node], units: int, heads: int) -> bool:
     """Tell whether (batch, length, units) becomes (batch * heads, length, width)."""
     return units % heads == 0 and _does(
-        moves, lambda batch, length: (batch, length, units),
+        [node for node in moves if node.op in _MOVES], lambda batch, length: (batch, length, units),
         lambda x: x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3).reshape(-1, x.shape[1], units // heads))
 
 
@@ -415,14 +389,14 @@ def is_plain_dropout(entry: Entry) -> bool:
 
 def random_bits(graph: Graph, dropout: Node) -> Entry:
     """Make random bits by MXNet's Dropout, for its seed and in its mode; they are all ones where it drops nothing."""
-    mode = {name: value for name, value in dropout.attrs.items() if name == "mode"}
-    ones = _made(graph, "_ones", dropout, [], shape=f"({_COUNT},)", dtype=FLOAT32)
-    drawn = _made(graph, "Dropout", dropout, [Entry(ones)], p=0.5, **mode)
+    def made(op: str, inputs: list[Entry], **attrs: Any) -> Node:
+        node = operator(op, graph.new_name(f"{dropout.name}_{op.strip('_').lower()}"), inputs, Entry(dropout),
+                        dtypes=[FLOAT32], shapes=[(_COUNT,)], **attrs)
+        node.decision = _BITS
+        return node
+
+    mode: dict[str, Any] = {name: value for name, value in dropout.attrs.items() if name == "mode"}
+    ones = made("_ones", [], shape=f"({_COUNT},)", dtype=FLOAT32)
+    drawn = made("Dropout", [Entry(ones)], p=0.5, **mode)
     drawn.num_outputs, drawn.dtypes, drawn.shapes = 2, drawn.dtypes * 2, drawn.shapes * 2
-    return Entry(_made(graph, "BlockGrad", dropout, [Entry(drawn)]))
-
-
-def _made(graph: Graph, op: str, dropout: Node, inputs: list[Entry], **attrs: object) -> Node:
-    name = graph.new_name(f"{dropout.name}_{op.strip('_').lower()}")
-    return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs, dtypes=[FLOAT32],
-                shapes=[(_COUNT,)], role=Role.HELPER, decision=_BITS)
+    return Entry(made("BlockGrad", [Entry(drawn)]))

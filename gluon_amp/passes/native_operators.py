@@ -6,10 +6,8 @@
 
 MXNet's LayerNorm takes ten times as long as need be, mostly backward, its clip branches for every element, and its
 products of many small matrices and recurrent layers use neither all threads nor the widest instructions. The operators
-of :mod:`gluon_amp.native` take their place where they compute the same in FP32, whatever the rest of the graph runs in.
-The program's own symbol, from which files are written, keeps MXNet's operators. clip runs in bfloat16, too: between
-convolutions that saves the casts that MXNet's needs. Dense layers and attention
-(:mod:`~gluon_amp.passes.native_attention`) run in either type, LayerNorm and dropout in that of their data.
+of :mod:`gluon_amp.native` take their place where they compute the same. The program's own symbol, from which files are
+written, keeps MXNet's operators. Attention is in :mod:`~gluon_amp.passes.native_attention`.
 
 MXNet does not tell operators of libraries that a gradient is to be added to another: an identity stands between
 (:mod:`~gluon_amp.passes.identities`).
@@ -18,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, prod
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from ..graph import WISHES, Consumers, Entry, Graph, Node, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set
@@ -38,14 +36,6 @@ _KEEP_LAYOUT = ("Activation", "relu", "clip", "LeakyReLU", "BatchNorm", "elemwis
 Shapes = Sequence[Sequence[int]]
 
 
-def _values(node: Node) -> int:
-    return prod(node.inputs[0].shape or ())
-
-
-def _weights(node: Node) -> int:
-    return prod(node.inputs[1].shape or ())
-
-
 def _results(node: Node) -> int:
     return prod(node.shapes[0] or ())
 
@@ -55,51 +45,23 @@ def _operations(node: Node) -> int:
     return 2 * _results(node) * (node.inputs[0].shape or ())[-2 if is_set(node.attrs, "transpose_a") else -1]
 
 
-def _always(*_: Any) -> bool:
-    return True
-
-
 class Replacement(NamedTuple):
     """An operator in C++ that may take the place of one of MXNet's."""
 
     op: str  # registered name
     types: tuple[str, ...]  # the types of data that it gains in
     least: int  # the work from which on it gains: a call of a library's operator takes longer
-    fits: Callable[[Node, Consumers], bool] = _always  # takes a node; whether the operator computes the same
-    work: Callable[[Node], int] = _values  # takes a node of known shapes; what ``least`` is of
+    fits: Callable[[Node, Consumers], bool] = lambda *_: True  # takes a node; whether the operator computes the same
+    # takes a node of known shapes; what ``least`` is of, by default its data's values
+    work: Callable[[Node], int] = lambda node: prod(node.inputs[0].shape or ())
     fp32_inputs: tuple[int, ...] = ()  # inputs that stay FP32 where the data is in low precision
-    gains: Callable[[Node, Context], bool] = _always  # takes a node; whether it is faster on this device
+    gains: Callable[[Node, Context], bool] = lambda *_: True  # takes a node; whether it is faster on this device
     rule: Rule | None = None  # how its precision is decided, where MXNet's operator has no bfloat16 kernel
     known: int = 2  # how many of its first inputs have to have a known shape before MXNet infers shapes backward
     integers: tuple[int, ...] = ()  # inputs that are int32, and have no gradient
     # takes a node and the shapes of its first two inputs; whether it may be replaced there. A graph of its own is made
     # where other calls decide otherwise.
     follows: Callable[[Node, Shapes], bool] | None = None
-
-
-def _keeps_format(node: Node, consumers: Consumers) -> bool:
-    """Tell whether boxes come and go in one format, and some are compared."""
-    attrs = node.attrs
-    return (attrs.get("in_format", "corner") == attrs.get("out_format", "corner") and integer(attrs, "topk", -1) != 0
-            and consumers.is_first_only(node))
-
-
-def _is_simple_layer_norm(node: Node, consumers: Consumers) -> bool:
-    """Tell whether the last axis is normalised; with other numbers of axes a positive one may not be the last."""
-    return ((node.inputs[0].shape or (0,))[-1] >= _NARROW and integer(node.attrs, "axis", -1) == -1
-            and consumers.is_first_only(node))
-
-
-def _is_sloped(node: Node, shapes: Shapes) -> bool:
-    """Tell whether there is one slope, or one for each channel, which comes behind the batch."""
-    data, slopes = shapes
-    return len(slopes) == 1 and (slopes[0] == 1 or (len(data) > 1 and slopes[0] == data[1]))
-
-
-def _is_matmul(node: Node, shapes: Shapes) -> bool:
-    """Tell whether a pile is times another of the same leading dimensions, or times one matrix."""
-    left, right = shapes
-    return len(left) > 2 and (len(right) == 2 or left[:-2] == right[:-2])
 
 
 def _is_softmax_of_rows(node: Node, consumers: Consumers) -> bool:
@@ -192,21 +154,27 @@ def _are_factors(data: Sequence[int], factors: Sequence[int]) -> bool:
 # takes longer than with MXNet's operators (docs/design/native.md). The least work of attention is estimated.
 # LeakyReLU is several operators: its form is part of the name.
 REPLACEMENTS: Mapping[str, Replacement] = {
-    "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
-                             rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
+    "LayerNorm": Replacement(  # of the last axis: with other numbers of axes a positive one may not be the last
+        "_gluon_amp_layer_norm", (FLOAT32,), 2048,
+        lambda node, consumers: ((node.inputs[0].shape or (0,))[-1] >= _NARROW and consumers.is_first_only(node)
+                                 and integer(node.attrs, "axis", -1) == -1),
+        rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
     "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations),
-    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, work=_weights, fp32_inputs=(1, 2),
-                                  follows=_is_inner_layer),
-    "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations, follows=_is_matmul),
+    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, follows=_is_inner_layer,
+                                  work=lambda node: prod(node.inputs[1].shape or ()), fp32_inputs=(1, 2)),
+    "_npi_matmul": Replacement(  # a pile times another of the same leading dimensions, or times one matrix
+        "_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations,
+        follows=lambda _, shapes: len(shapes[0]) > 2 and (len(shapes[1]) == 2 or shapes[0][:-2] == shapes[1][:-2])),
     "_linalg_gemm2": Replacement(
         "_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations,
         fits=lambda node, _: len(node.inputs[0].shape or ()) > 2 and integer(node.attrs, "axis", -2) == -2),
     "LeakyReLU gelu": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536,
                                   gains=lambda _, context: context.facts.recorded),
-    "LeakyReLU prelu": Replacement("_gluon_amp_prelu", (FLOAT32,), 1024, follows=_is_sloped,
-                                   rule=Rule(NEUTRAL, fp32_inputs=(1,),
-                                             note="native bfloat16 kernel; slopes are FP32")),
+    "LeakyReLU prelu": Replacement(  # of one slope, or one for each channel, which comes behind the batch
+        "_gluon_amp_prelu", (FLOAT32,), 1024,
+        follows=lambda _, shapes: len(shapes[1]) == 1 and shapes[1][0] in (1, *shapes[0][1:2]),
+        rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; slopes are FP32")),
     "Dropout": Replacement(
         "_gluon_amp_dropout", (FLOAT32,), 16384,
         lambda node, consumers: native_attention.is_plain_dropout(Entry(node)) and consumers.is_first_only(node),
@@ -224,7 +192,10 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "Pooling": Replacement("_gluon_amp_pooling", (FLOAT32,), 16384, _pools_windows, gains=_is_slow_pooling),
     "_contrib_BilinearResize2D": Replacement("_gluon_amp_resize", (FLOAT32,), 16384, _is_plain_resize, work=_results,
                                              rule=Rule(NEUTRAL, note="native bfloat16 kernel")),
-    "_contrib_box_nms": Replacement("_gluon_amp_box_nms", (FLOAT32,), 16384, _keeps_format),
+    "_contrib_box_nms": Replacement(  # of boxes that come and go in one format, and some of which are compared
+        "_gluon_amp_box_nms", (FLOAT32,), 16384, lambda node, consumers: (
+            node.attrs.get("in_format", "corner") == node.attrs.get("out_format", "corner")
+            and integer(node.attrs, "topk", -1) != 0 and consumers.is_first_only(node))),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
 NATIVE = (frozenset(each.op for each in REPLACEMENTS.values()) | {native_attention.ATTENTION, HARD_SWISH, SWISH}
@@ -247,7 +218,7 @@ def native_operators(graph: Graph, context: Context) -> int:
         _replace(graph, node, each, context)
     if not context.policy.lowers and context.facts.trains and context.facts.recorded:
         # Products add a map that is added to them, and rectify the sum: a map less is kept for backward.
-        channels_last.fuse_add(graph, list(graph.operators()), Consumers(graph), _SCALE_ROWS, _rectifier_of)
+        channels_last.fuse_add(graph, graph.operators(), Consumers(graph), _SCALE_ROWS, _rectifier_of)
     if context.target == BFLOAT16:
         propagate_dtypes(graph, context)
     return len(found) + fused
@@ -262,8 +233,8 @@ def _widen_thin_layers(graph: Graph, context: Context) -> None:
     for node in graph.operators():
         if node.op == "FullyConnected" and Entry(node).dtype == BFLOAT16 and node.decided.cause not in WISHES:
             (data, weight), least = node.inputs[:2], REPLACEMENTS["FullyConnected"].least
-            if (data.shape and weight.node.is_variable and consumers.is_read_once(weight) and _weights(node) >= least
-                    and _rows(node, data.shape) < _MANY_ROWS):
+            if (data.shape and weight.node.is_variable and consumers.is_read_once(weight)
+                    and prod(weight.shape or ()) >= least and _rows(node, data.shape) < _MANY_ROWS):
                 node.decision = Decision(FP32, Cause.DEVICE, f"a cast of its weight takes longer than {BFLOAT16} saves "
                                                              "for few rows")
                 plan_outputs(node, context)

@@ -23,7 +23,7 @@ _MASKS = Decision(FP32, Cause.TABLE, "masks of dropout are FP32")
 
 def fits(node: Node, consumers: Consumers) -> bool:
     """Tell whether the operator in C++ computes the same as a node."""
-    return (node.attrs.get("mode") in _GATES and not is_set(node.attrs, "use_sequence_length")
+    return (not is_set(node.attrs, "use_sequence_length")
             and all(node.attrs.get(name, "None") == "None" for name in _UNSUPPORTED))
 
 
@@ -34,23 +34,15 @@ def separate_parameters(node: Node) -> None:
         return
     parts = [entry.node.inputs[0] if entry.node.op == "Reshape" and entry.node.attrs.get("shape") in ("-1", "(-1,)")
              and not is_set(entry.node.attrs, "reverse") else entry for entry in joined.inputs]
-    if [entry.shape for entry in parts] == _parameter_shapes(node):
-        node.inputs = [node.inputs[0], *parts, *node.inputs[2:]]
-        node.attrs = {**node.attrs, "separate": "True"}
-
-
-def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
-    """Return the shapes of parameters as Gluon has them: weights of all layers, then their biases."""
+    # Gluon has the weights of all layers, then their biases.
     states, layers = integer(node.attrs, "state_size", 0), integer(node.attrs, "num_layers", 1)
     rows = _GATES[node.attrs["mode"]] * states
-    directions = _directions(node)
+    directions = 2 if is_set(node.attrs, "bidirectional") else 1
     widths = [(node.inputs[0].shape or ())[2], *[directions * states] * (layers - 1)]
     weights = [(rows, width) for layer in widths for _ in range(directions) for width in (layer, states)]
-    return [*weights, *[(rows,)] * len(weights)]
-
-
-def _directions(node: Node) -> int:
-    return 2 if is_set(node.attrs, "bidirectional") else 1
+    if [entry.shape for entry in parts] == [*weights, *[(rows,)] * len(weights)]:
+        node.inputs = [node.inputs[0], *parts, *node.inputs[2:]]
+        node.attrs = {**node.attrs, "separate": "True"}
 
 
 def fit(graph: Graph, node: Node, context: Context) -> None:
@@ -60,31 +52,23 @@ def fit(graph: Graph, node: Node, context: Context) -> None:
     node.num_outputs = 1 + states + context.facts.recorded
     node.shapes = [node.shapes[0], *[state_shape] * states, *[None] * context.facts.recorded]
     node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
-    lowered = _is_lowered(node, context)
+    # MXNet has no kernel for it in bfloat16.
+    decision = decide(replace(node, op=node.kind), context) if context.converted else node.decided
+    lowered = (context.target == BFLOAT16 and not (context.converted and context.policy.training)
+               and decision.rule == FP32 and decision.cause is Cause.TABLE)
     masks = _masks(graph, node, context)
     node.inputs = [*node.inputs, *masks]
     node.attrs = {**node.attrs, "masks": str(bool(masks)), "training": str(context.facts.recorded)}
-    if lowered:
-        node.attrs["dtype"] = BFLOAT16
-        _lower(graph, node, context)
-
-
-def _is_lowered(node: Node, context: Context) -> bool:
-    """Tell whether it runs in bfloat16, which MXNet has no kernel for."""
-    if context.target != BFLOAT16 or (context.converted and context.policy.training):
-        return False
-    decision = decide(replace(node, op=node.kind), context) if context.converted else node.decided
-    return decision.rule == FP32 and decision.cause is Cause.TABLE
-
-
-def _lower(graph: Graph, node: Node, context: Context) -> None:
-    if not context.converted:
+    if not lowered:
+        return
+    node.attrs["dtype"] = BFLOAT16
+    if context.converted:
+        node.inputs[0] = in_type(graph, node.inputs[0], BFLOAT16, {}, Consumers(graph))
+        give_low(graph, node)
+    else:
         node.decision = Decision(LOWER, Cause.TABLE, "in C++; weights, states and sums stay FP32",
                                  tuple(range(1, len(node.inputs))))
         node.planned = [BFLOAT16, *node.dtypes[1:]]
-        return
-    node.inputs[0] = in_type(graph, node.inputs[0], BFLOAT16, {}, Consumers(graph))
-    give_low(graph, node)
 
 
 def _masks(graph: Graph, node: Node, context: Context) -> list[Entry]:
@@ -92,7 +76,7 @@ def _masks(graph: Graph, node: Node, context: Context) -> list[Entry]:
     p, layers = node.attrs.get("p", "0"), integer(node.attrs, "num_layers", 1)
     if not float(p) or layers == 1 or context.converted:
         return []
-    width = _directions(node) * integer(node.attrs, "state_size", 0)
+    width = (node.shapes[0] or ())[-1]
     steps, batch = (node.inputs[0].shape or ())[:2]
 
     def made(op: str, entry: Entry, last: int, **attrs: Any) -> Node:

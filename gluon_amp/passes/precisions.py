@@ -29,22 +29,20 @@ from ..rules.decision import (
     may_lower,
     number,
 )
-from ..rules.tables import groups
 from .context import Context
 
 
 def assign_dtypes(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
     nodes, lowered = graph.operators(), 0
-    exact = _whole_numbers(nodes)
     sparse = consumers_of_sparse(graph, context.facts.sparse)
-    shapeless = _behind_loops(graph) if context.facts.bound else ()
+    behind_loops: set[Node] = set()  # what reads a while_loop's results, also through others
     for node in nodes:
         node.decision = READS_SPARSE if id(node) in sparse else decide(node, context)
-        if id(node) in shapeless and may_lower(node.decided):
-            node.decision = BEHIND_LOOP
-        if id(node) in exact and may_lower(node.decided):
-            node.decision = in_fp32(node.decided, f"gives positions, which {context.target} does not count exactly")
+        if context.facts.bound and any(entry.node.op == WITHOUT_SHAPES or entry.node in behind_loops
+                                       for entry in node.inputs):
+            behind_loops.add(node)
+            node.decision = BEHIND_LOOP if may_lower(node.decided) else node.decision
     joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.device.imitated else ()
     for node in nodes:
         if id(node) in joins and {FLOAT32, context.target} <= {entry.dtype for entry in node.inputs}:
@@ -108,17 +106,11 @@ def _data_shape(node: Node) -> tuple[int, ...] | None:
     return shape
 
 
-def _data_precision(node: Node, context: Context) -> str | None:
-    """Return the precision that a node's floating-point data takes; None when it has no such data."""
-    if node.decided.rule == KEEP:
-        return None
-    return precision(node.decided, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
-
-
 def plan_outputs(node: Node, context: Context) -> bool:
     """Give the outputs of a node the types that follow from its decision; return whether that lowers one of them."""
     node.planned = []
-    if _data_precision(node, context) != context.target:
+    types = [entry.dtype for entry in node.inputs]
+    if node.decided.rule == KEEP or precision(node.decided, types, FLOAT32, context.target) != context.target:
         return False
     # The hidden outputs of operators with FP32 inputs (BatchNorm's mean and variance) are FP32 as well.
     count = 1 if node.decided.fp32_inputs else len(node.dtypes)
@@ -131,7 +123,7 @@ def input_dtypes(node: Node, context: Context) -> list[str | None]:
     """Return the type that each input must have; None where the input is left as it is."""
     if node.decided.rule == KEEP:
         return [FLOAT32 if entry.is_lowered else None for entry in node.inputs]
-    wanted = _data_precision(node, context)
+    wanted = precision(node.decided, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
     return [None if not context.is_float(entry)
             else FLOAT32 if position in node.decided.fp32_inputs
             else wanted
@@ -140,16 +132,7 @@ def input_dtypes(node: Node, context: Context) -> list[str | None]:
 
 def place_casts(graph: Graph, context: Context) -> int:
     """Cast tensors, once for each type, to the types that users need; outputs keep theirs. Return how many casts."""
-    made: dict[tuple[tuple[int, int], str], Entry] = {}
-
-    def to(entry: Entry, dtype: str) -> Entry:
-        if entry.dtype == dtype:
-            return entry
-        key = (entry.key, dtype)
-        if key not in made:
-            made[key] = cast(entry, dtype, graph.new_name(f"{entry.label}_{dtype}"))
-        return made[key]
-
+    made: Made = {}
     nodes = graph.nodes()
     # A pass that puts a node in without a decision may have planned its precision.
     asked = [input_dtypes(node, context) if node.decision is not None else node.planned[:1] * len(node.inputs)
@@ -157,26 +140,26 @@ def place_casts(graph: Graph, context: Context) -> int:
     for node, types in zip(nodes, asked):
         for position, wanted in enumerate(types):
             if wanted is not None:
-                node.inputs[position] = to(node.inputs[position], wanted)
-    graph.heads = [to(head, FLOAT32) if dtype == FLOAT32 else head for head, dtype in zip(graph.heads, context.outputs)]
+                node.inputs[position] = in_type(graph, node.inputs[position], wanted, made)
+    graph.heads = [in_type(graph, head, FLOAT32, made) if dtype == FLOAT32 else head
+                   for head, dtype in zip(graph.heads, context.outputs)]
     return len(made)
 
 
-# In converted graphs casts are in their places already: passes that put operators in C++ into them place their own.
 Made = MutableMapping["tuple[tuple[int, int], str]", Entry]  # casts by tensor and type
 
 
-def in_type(graph: Graph, entry: Entry, dtype: str, made: Made, consumers: Consumers) -> Entry:
-    """Return a tensor in a type: as it was before it was widened, by a cast that is there, or by a new one."""
+def in_type(graph: Graph, entry: Entry, dtype: str, made: Made, consumers: Consumers | None = None) -> Entry:
+    """Return a tensor in a type, by one cast for all; ``consumers`` of a converted graph may be such casts already."""
     if entry.dtype == dtype:
         return entry
-    if dtype == BFLOAT16 and is_widened(entry):
+    if consumers is not None and dtype == BFLOAT16 and is_widened(entry):
         return entry.node.inputs[0]
     key = (entry.key, dtype)
     if key not in made:
-        found = next((node for node in consumers.of(entry) if node.op == CAST and node.dtypes == [dtype]), None)
-        made[key] = Entry(found) if found is not None else cast(
-            entry, dtype, graph.new_name(f"{entry.node.name}_{dtype}"))
+        readers = consumers.of(entry) if consumers is not None else ()
+        found = next((Entry(node) for node in readers if node.op == CAST and node.dtypes == [dtype]), None)
+        made[key] = found or cast(entry, dtype, graph.new_name(f"{entry.label}_{dtype}"))
     return made[key]
 
 
@@ -222,43 +205,9 @@ def constant(entry: Entry) -> float | None:
     return None
 
 
-_CHOSEN = frozenset((  # numbers that the program chooses, or zeros and ones
-    "_arange", "_npi_arange", "_contrib_arange_like", "_eye", "_npi_eye", "one_hot", *groups.COMPARISONS,
-    *groups.SCALAR_COMPARISONS, *_FILLED, *_FILLED_WITH))
-_MOVING = frozenset((
-    *groups.IDENTITIES, *groups.RESHAPES, *groups.FLATTENING, *groups.REPETITIONS, *groups.MOVED_AXES, *groups.SPLITS,
-    *groups.JOINS, "transpose", "SwapAxis", "slice_axis", "slice", "_npi_broadcast_to", "broadcast_like", "Cast"))
-_CALCULATING = frozenset((*groups.ROUNDING, "clip", *groups.SCALAR_ARITHMETIC, *groups.ELEMWISE_ADDITIONS,
-                          *groups.ADDITIONS, *groups.SUMS, *groups.NUMPY_SUMS))
-_PRODUCTS = frozenset((*groups.PLAIN_PRODUCTS, *groups.BATCHED_PRODUCTS, "FullyConnected"))
-
-
-def _whole_numbers(nodes: Sequence[Node]) -> set[int]:
-    """Return the ids of products with chosen numbers, such as ``dot(one_hot, arange)``, that are read as positions."""
-    found: set[int] = set()
-    waiting = [node.inputs[groups.POSITIONS[node.op]] for node in nodes
-               if len(node.inputs) > groups.POSITIONS.get(node.op, len(node.inputs))]
-    seen = {entry.key for entry in waiting}
-    while waiting:
-        node = waiting.pop().node
-        if node.op in _PRODUCTS and any(map(_is_chosen, node.inputs)):
-            found.add(id(node))
-        elif node.op in _MOVING or node.op in _CALCULATING:
-            waiting += [entry for entry in node.inputs if entry.key not in seen]
-            seen.update(entry.key for entry in node.inputs)
-    return found
-
-
-def _is_chosen(entry: Entry) -> bool:
-    node = entry.node
-    while node.op in _MOVING:
-        node = node.inputs[0].node
-    return node.op in _CHOSEN
-
-
 # Their results are dense whatever they read. Of others a result may be sparse: they are the safer guess.
 _GIVE_DENSE = {"FullyConnected", "Embedding", "_contrib_SparseEmbedding", "sum", "mean", "norm", "take"}
-_MAKES_SPARSE, _DENSE = "cast_storage", "default"
+MAKES_SPARSE, _DENSE = "cast_storage", "default"
 
 
 def consumers_of_sparse(graph: Graph, variables: Collection[str]) -> set[int]:
@@ -269,15 +218,11 @@ def consumers_of_sparse(graph: Graph, variables: Collection[str]) -> set[int]:
         reads = [id(entry.node) in sparse for entry in node.inputs]
         if any(reads):
             found.add(id(node))
-        if node.op == _MAKES_SPARSE:
-            gives = node.attrs.get("stype") != _DENSE
-        else:
-            # Of a product one is dense that comes first, as it is, and nothing else is asked for.
-            is_dense = node.op in _GIVE_DENSE or (
-                node.op == "dot" and reads[0] and not is_set(node.attrs, "transpose_a")
-                and node.attrs.get("forward_stype", "None") == "None")
-            gives = any(reads) and not is_dense
-        if gives:
+        # Of a product one is dense that comes first, as it is, and nothing else is asked for.
+        is_dense = node.op in _GIVE_DENSE or (
+            node.op == "dot" and reads[0] and not is_set(node.attrs, "transpose_a")
+            and node.attrs.get("forward_stype", "None") == "None")
+        if node.attrs.get("stype") != _DENSE if node.op == MAKES_SPARSE else any(reads) and not is_dense:
             sparse.add(id(node))
     return found
 
@@ -298,12 +243,3 @@ def unknown_forward(graph: Graph) -> set[Node]:
         if is_open or (all(lacking) and lacking if node.op in _OF_ONE_SHAPE else any(lacking)):
             unknown.add(node)
     return unknown
-
-
-def _behind_loops(graph: Graph) -> set[int]:
-    """Return the ids of operators that read a while_loop's results, also through others."""
-    found: set[int] = set()
-    for node in graph.operators():
-        if any(entry.node.op == WITHOUT_SHAPES or id(entry.node) in found for entry in node.inputs):
-            found.add(id(node))
-    return found

@@ -3,10 +3,9 @@
 ``HybridBlock._build_cache`` instantiates ``mxnet.ndarray.CachedOp`` with the traced symbol. ``RewritingCachedOp`` takes
 that place: it keeps the symbol as traced, and makes one of MXNet's cached ops for each plan.
 
-MXNet runs the operators of a backward graph in the order in which it comes upon them from the gradients of the inputs,
-beginning with the first input. The gradient of the first layer's weight needs all other layers', so that their casts
-come last: until then all gradients are kept in low precision, too. ``OrderedCachedOp`` begins its inputs with the
-weights of the last layers: each gradient is cast before the next one is computed, and its memory is free for others.
+MXNet computes gradients in the order of the inputs. That of the first layer's weight needs all other layers', so that
+their casts come last: until then all gradients are kept in low precision, too. ``OrderedCachedOp`` begins its inputs
+with the weights of the last layers: each gradient is cast before the next one is computed, and its memory is free.
 """
 from __future__ import annotations
 
@@ -25,14 +24,15 @@ from .._mxnet.arrays import bring_to_plain_layout, is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.engine import as_callback, check_waiting, serialize_execution
 from .._mxnet.invoke import Callback, UpstreamCachedOp
-from .._mxnet.symbols import dtype_name, from_graph, keep_marks, to_graph
+from .._mxnet.symbols import dtype_name, from_graph, keep_marks
 from ..eager.gradient_fixes import TWICE_DIFFERENTIABLE
 from ..eager.loss_scale import loss_scale
 from ..eager.running_stats import alike, running_stats
-from ..graph import Graph, Node, Role, cast_nodes, has_control_flow
+from ..graph import Graph, Role, cast_nodes, loops_and_branches
 from ..graph.attrs import is_set
 from ..machine.dtypes import FLOAT32, LOW_PRECISION
 from ..passes import Concern, Facts
+from ..passes.gradient_fixes import DEPEND_ON_MODE
 from ..passes.gradients import is_scale
 from ..state.in_force import frame, in_force
 from ..state.state import State, remember
@@ -47,7 +47,7 @@ Flags = Sequence[Tuple[str, Any]]
 class RewritingCachedOp:
     """Runs a traced symbol, as planned as long as AMP is active."""
 
-    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = (),
+    def __init__(self, symbol: mx.sym.Symbol, flags: Flags = (),
                  state: State | None = None, had_marks: bool = False):
         self.symbol = symbol
         self.has_marks = keep_marks(symbol)
@@ -83,7 +83,8 @@ class RewritingCachedOp:
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol, with the arguments and result of MXNet's cached op."""
         state = self._current()
-        if frame.data_gradients and self.state is None and self._gives_second_gradients(args):
+        if (frame.data_gradients and self.state is None and self._may_differentiate_twice
+                and autograd.is_recording() and all(dtype_name(array.dtype) not in LOW_PRECISION for array in args)):
             state = None
         plan = None if state is None else self._planned(state, args)
         operation = self._upstream() if plan is None else self._operation(plan, args)
@@ -113,24 +114,19 @@ class RewritingCachedOp:
         self.accumulating = frozenset(name for name, grad_req in grad_reqs.items() if grad_req == "add")
         self.requests = grad_reqs
 
-    def _gives_second_gradients(self, args: Sequence[NDArray]) -> bool:
-        """Tell whether MXNet would run this operator by operator, and could differentiate it twice."""
-        return (self._is_inlined and autograd.is_recording() and not self.traced.own_gradients
-                and all(dtype_name(array.dtype) not in LOW_PRECISION for array in args))
-
     @cached_property
-    def _safe_flags(self) -> Sequence[tuple[str, Any]]:
+    def _safe_flags(self) -> Flags:
         """The flags without memory that is kept from call to call, where MXNet's loops and branches are wrong."""
-        if not has_control_flow(self.traced.graph):
+        if not loops_and_branches(self.traced.graph):
             return self.flags
         return [(name, value) for name, value in self.flags if name not in ("static_alloc", "static_shape")]
 
     @cached_property
-    def _is_inlined(self) -> bool:
-        flags = dict(self.flags)
-        operators = to_graph(self.symbol).operators()
+    def _may_differentiate_twice(self) -> bool:
+        """Tell whether MXNet would run this operator by operator, and could differentiate it twice."""
+        flags, operators = dict(self.flags), self.traced.graph.operators()
         return (not is_set(flags, "static_alloc") and len(operators) <= int(flags.get("inline_limit", 2))
-                and any(node.op in TWICE_DIFFERENTIABLE for node in operators))
+                and not self.traced.ops.isdisjoint(TWICE_DIFFERENTIABLE) and not self.traced.own_gradients)
 
     def plan(self, args: Sequence[NDArray]) -> Plan | None:
         """Return the plan of a call with these arguments; None where AMP is off."""
@@ -161,12 +157,9 @@ class RewritingCachedOp:
 
     def _planned(self, state: State, args: Sequence[NDArray]) -> Plan:
         """Return the plan of a call under a setting, and note it as the latest."""
-        def shapes() -> list[tuple[int, ...]]:
-            return [array.shape for array in args]
-
         recording, training, traced = autograd.is_recording(), autograd.is_training(), self.traced
         sparse = frozenset(name for name, array in zip(self.names, args) if isinstance(array, BaseSparseNDArray))
-        evaluates = traced.depends_on_evaluating and recording and not training
+        evaluates = recording and not training and not traced.ops.isdisjoint(DEPEND_ON_MODE)
         trains = "Convolution" in traced.ops and recording and training and not self._hook  # which knows maps as NCHW
         # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
         marked = (self.names[i] for i in self._data_positions if args[i].grad is not None)
@@ -175,7 +168,8 @@ class RewritingCachedOp:
                       concerned=self._concerns(args, evaluates) if recording else frozenset(),
                       sparse=sparse, dense=not sparse, recorded=recording or not traced.depends_on_recording,
                       trains=trains, evaluates=evaluates, own_gradients=self._own_gradients())
-        self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
+        self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions],
+                                        lambda: [array.shape for array in args])
         return self.latest
 
     def _dtypes(self, args: Sequence[NDArray]) -> tuple[str | None, ...]:
@@ -247,9 +241,8 @@ class RewritingCachedOp:
         """Name the gradients that MXNet would get wrong in this call, which is recorded."""
         if not self.traced.has_defects:
             return frozenset()
-        requests = self.requests
-        asked = frozenset(name for name, array in zip(self.names, args)
-                          if (requests[name] != "null" if name in requests else is_recorded(array)))
+        asked = frozenset(name for name, array in zip(self.names, args) if (
+            self.requests[name] != "null" if name in self.requests else is_recorded(array)))
         known = self._concerned.get((asked, evaluates))
         return known if known is not None else remember(
             self._concerned, (asked, evaluates), self.traced.concerned(asked.__contains__, evaluates), _MOST_REQUESTS)
@@ -303,14 +296,8 @@ def put_last_weights_first(graph: Graph) -> bool:
     first, *others = graph.variables()
     for node in others:  # which a pass may have put in the program's order
         node.after = [] if not is_scale(node) else node.after
-    weights = [source for source in map(_cast_variable, cast_nodes(graph)) if source not in (None, first)]
+    sources = [node.inputs[0].node for node in cast_nodes(graph) if node.dtypes != [FLOAT32]]
+    sources = [source.inputs[0].node if source.role is Role.IDENTITY else source for source in sources]
+    weights = [node for node in sources if node.is_variable and node.dtypes == [FLOAT32] and node is not first]
     first.after = list(dict.fromkeys(reversed(weights)))
     return bool(first.after)
-
-
-def _cast_variable(node: Node) -> Node | None:
-    """Return the variable in FP32 that a cast to low precision reads, perhaps behind an identity."""
-    source = node.inputs[0].node
-    if source.role is Role.IDENTITY:
-        source = source.inputs[0].node
-    return source if source.is_variable and source.dtypes == [FLOAT32] and node.dtypes != [FLOAT32] else None

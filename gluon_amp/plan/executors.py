@@ -1,8 +1,7 @@
 """Symbols that are bound, as by Module: their executors run the plan for the shapes that they have now.
 
-A symbol that was converted for inference is not trained, without AMP, too. A conversion that folds, drops or fuses
-operators notes its rewrite on the variables concerned. The notes go along into files, into parts of the symbol, and
-into symbols made of it.
+A symbol that was converted for inference is not trained, without AMP, too. A conversion notes on variables how it has
+spoilt their gradients. The notes go along into files, into parts of the symbol, and into symbols made of it.
 """
 from __future__ import annotations
 
@@ -271,7 +270,9 @@ def make_simple_bind(original: Callable) -> Callable:
         try:
             dtypes = input_dtypes(symbol, _by_name(type_dict, symbol.list_inputs()))
             shapes = _inferred_shapes(symbol, kwargs)
-            sparse = _sparse(symbol, rest[0] if rest else kwargs.get("stype_dict"))
+            noted = {name: attrs[STORAGE] for name, attrs in symbol.attr_dict().items() if STORAGE in attrs}
+            kinds = {**noted, **((rest[0] if rest else kwargs.get("stype_dict")) or {})}
+            sparse = frozenset(name for name in symbol.list_inputs() if kinds.get(name, _DENSE[0]) not in _DENSE)
             binding = _binding(state, symbol, ctx, dtypes, shapes, requests, sparse, not sparse)
             plan = binding.plan()
         except mx.MXNetError:
@@ -292,32 +293,18 @@ def make_forward(original: Callable) -> Callable:
     """Make the function that takes the place of ``Executor.forward``: it tells of executors that AMP does not reach."""
     @functools.wraps(original)
     def forward(executor: Executor, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(executor, PlannedExecutor):
-            _warn_of_older(executor)
+        current = in_force.current()
+        if (current is not None and current.enabled and not isinstance(executor, PlannedExecutor)
+                and not getattr(executor, _TOLD, False)):
+            setattr(executor, _TOLD, True)
+            if not Traced(executor._symbol).is_converted:
+                outputs = ", ".join(executor._symbol.list_outputs())
+                warn(f"the symbol of {outputs} was bound before AMP was switched on, and runs without AMP: bind it "
+                     "again. A Module takes its parameters along by module.get_params() and then module.bind(..., "
+                     "force_rebind=True)")
         host.note_step("forward")
         return original(executor, *args, **kwargs)
     return forward
-
-
-def _warn_of_older(executor: Executor) -> None:
-    """Warn of an executor that was bound before AMP was switched on, once."""
-    current = in_force.current()
-    if current is None or not current.enabled or getattr(executor, _TOLD, False):
-        return
-    setattr(executor, _TOLD, True)
-    if Traced(executor._symbol).is_converted:
-        return
-    outputs = ", ".join(executor._symbol.list_outputs())
-    warn(f"the symbol of {outputs} was bound before AMP was switched on, and runs without AMP: bind it again. "
-         "A Module takes its parameters along by module.get_params() and then module.bind(..., "
-         "force_rebind=True)")
-
-
-def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset[str]:
-    """Name the inputs that ``simple_bind`` is asked to make as sparse arrays."""
-    noted = {name: attrs[STORAGE] for name, attrs in symbol.attr_dict().items() if STORAGE in attrs}
-    kinds = {**noted, **(asked or {})}
-    return frozenset(name for name in symbol.list_inputs() if kinds.get(name, _DENSE[0]) not in _DENSE)
 
 
 def _inferred_shapes(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

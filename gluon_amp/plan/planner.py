@@ -16,15 +16,15 @@ from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..eager.custom_operators import inputs_with_own_gradient
 from ..eager.loss_scale import loss_scale
 from ..errors import StateError
-from ..graph import BODIES, Entry, Graph, Node, Role, has_control_flow, subgraphs_of
+from ..graph import Entry, Graph, Node, Role, loops_and_branches, subgraphs_of
 from ..graph.attrs import CONVERSION, INFERENCE, MADE, region
 from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..passes import Concern, Facts, Shaped, channels_last
 from ..passes.float16 import widen
-from ..passes.gradient_fixes import CONCERNED, DEPEND_ON_MODE, concerns_of
+from ..passes.gradient_fixes import CONCERNED, concerns_of
 from ..passes.gradients import is_scale
 from ..passes.native_operators import NATIVE, factors_come_first, following, may_replace, replacement_of
-from ..passes.precisions import WITHOUT_SHAPES
+from ..passes.precisions import MAKES_SPARSE, WITHOUT_SHAPES
 from ..rules import ANY_DEVICE, Policy
 from ..rules.tables.groups import CUSTOM, WITH_OWN_GRADIENT
 from ..state.state import State, remember
@@ -36,7 +36,6 @@ MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other o
 MOST_SHAPES = 256  # networks may be fed thousands of different ones
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
-_MAKES_SPARSE = "cast_storage"
 # Runs none of the passes that can be switched off.
 _AS_TRACED = Policy(FLOAT32, disabled_passes=frozenset(passes.list_passes()))
 
@@ -79,8 +78,8 @@ class Traced:
     @cached_property
     def own_gradients(self) -> tuple[tuple[str, int], ...]:
         """The operators that make a gradient on their own, and for how many inputs."""
-        counts = ((node.name, _own_gradients(node)) for node in self.graph.operators())
-        return tuple((name, count) for name, count in counts if count)
+        return tuple((node.name, count) for node in self.graph.operators()
+                     for count in [_own_gradients(node)] if count)
 
     @cached_property
     def unscaled(self) -> str:
@@ -99,11 +98,6 @@ class Traced:
         """Tell whether it has operators whose gradients MXNet may get wrong."""
         return not self.ops.isdisjoint(CONCERNED)
 
-    @cached_property
-    def depends_on_evaluating(self) -> bool:
-        """Tell whether it has operators whose gradients MXNet gets wrong in inference only."""
-        return not self.ops.isdisjoint(DEPEND_ON_MODE)
-
     def concerned(self, is_asked: Callable[[str], bool], evaluates: bool = False) -> frozenset[Concern]:
         """Name the gradients that MXNet would get wrong, where gradients of some inputs are asked for."""
         return concerns_of(self.graph, is_asked, evaluates) if self.has_defects else frozenset()
@@ -118,21 +112,17 @@ class Traced:
         # Where a user's float16 meets FP32, which MXNet refuses, the graph holds casts to FP32 that the symbol lacks.
         graph, types = self.graph.copy(), {name: dtype for name, dtype in zip(self.names, dtypes) if dtype}
         known = {name: shape for name, shape in zip(self.names, shapes) if shape}
+        written = self.symbol.list_auxiliary_states()
         try:
             analyse(self.symbol, graph, types, known)
             if FLOAT16 not in types.values() or all(None not in node.dtypes for node in graph.operators()):
                 return graph
+            widen(graph, types, written)
         except mx.MXNetError:
-            if not widen(graph, types, self._written):
+            if not widen(graph, types, written):
                 raise
-        else:
-            widen(graph, types, self._written)
         analyse(self.symbol, graph, types, known)
         return graph
-
-    @cached_property
-    def _written(self) -> list[str]:
-        return self.symbol.list_auxiliary_states()
 
     def shaped(self, state: State, kind: str, shapes: Shapes) -> frozenset[Shaped]:
         """Return the decisions that follow from the shapes of all inputs on a kind of device."""
@@ -171,7 +161,7 @@ class Traced:
 
 def refuse_inputs_of_loops(graph: Graph, monitor_all: bool) -> None:
     """Raise StateError where a hook or monitor asks for what loops or branches read, for which MXNet has no names."""
-    names = [node.name for node in graph.operators() if monitor_all and node.op in BODIES]
+    names = [node.name for node in loops_and_branches(graph) if monitor_all]
     if names:
         raise StateError(f"expected monitor_all=False for a network with loops or branches ({', '.join(names[:3])}), "
                          "received True: MXNet cannot name their inputs, and fails")
@@ -228,7 +218,7 @@ class Plan:
     @cached_property
     def has_control_flow(self) -> bool:
         """Whether loops or branches are among its operators."""
-        return has_control_flow(self.traced.graph)
+        return bool(loops_and_branches(self.traced.graph))
 
     @property
     def runs_in_turn(self) -> bool:
@@ -308,7 +298,11 @@ class Planner:
     def _make(self, state: State, facts: Facts, shapes: Shapes) -> Plan:
         traced, dtypes = self.traced, list(facts.dtypes)
         low = [position for position in self._data_positions if dtypes[position] == BFLOAT16]
-        policy = policy_for(traced, state, facts.device, bool(low), self._is_half(facts))
+        parameters = {dtype for i, dtype in enumerate(dtypes) if i not in self._data_positions}
+        # float16 data that meets FP32 parameters, as where a block around hands it to one without AMP
+        is_half = (FLOAT16 in {dtypes[i] for i in self._data_positions} and FLOAT32 in parameters
+                   and FLOAT16 not in parameters)
+        policy = policy_for(traced, state, facts.device, bool(low), is_half)
         if policy is None or traced.is_converted:
             low = []
         for position in low:
@@ -324,24 +318,11 @@ class Planner:
             if node.name in given:
                 node.planned = [BFLOAT16]
         device = ANY_DEVICE if policy is _AS_TRACED else state.device(facts.device)
-        context = passes.Context.of(graph, policy, device, facts=facts, everywhere=state.enabled,
-                                    native=native_for(graph, facts), converted=traced.is_converted, check=_CHECK)
+        # Operators in C++ take dense arrays. Beside a while_loop MXNet's engine gives wrong gradients now and then.
+        runs_native = (facts.dense and facts.device == "cpu" and traced.ops.isdisjoint((MAKES_SPARSE, WITHOUT_SHAPES))
+                       and native.any_is_available())
+        context = passes.Context.of(graph, policy, device, facts=facts, everywhere=state.enabled, check=_CHECK,
+                                    native=native.is_available if runs_native else None, converted=traced.is_converted)
         counts = passes.run(graph, context)
         changed = is_widened or any(counts.values()) or (low and policy.lowers)
         return Plan(traced, facts, dtypes, shapes, policy, graph, from_graph(graph, traced.symbol) if changed else None)
-
-    def _is_half(self, facts: Facts) -> bool:
-        """Tell whether float16 data meets FP32 parameters, as where a block around hands it to one without AMP."""
-        given = {facts.dtypes[i] for i in self._data_positions}
-        parameters = {dtype for i, dtype in enumerate(facts.dtypes) if i not in self._data_positions}
-        return FLOAT16 in given and FLOAT32 in parameters and FLOAT16 not in parameters
-
-
-def native_for(graph: Graph, facts: Facts) -> Callable[[str], bool] | None:
-    """Return the predicate of the operators in C++ that a graph may use; None where it may use none."""
-    # They take dense arrays. Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are
-    # in C++.
-    if (not facts.dense or facts.device != "cpu"
-            or any(node.op in (_MAKES_SPARSE, WITHOUT_SHAPES) for node in graph.operators())):
-        return None
-    return native.is_available if native.any_is_available() else None

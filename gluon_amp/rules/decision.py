@@ -1,8 +1,7 @@
 """The rules of the operator tables, and the decision on an operator that follows from one.
 
-A constant that the type cannot hold keeps an operator in FP32. In float16 ``log(x + 1e-8)`` is the logarithm of x,
-``x * 1e6`` is infinite, and 1e-5 is off by a thousandth. bfloat16 has the range of FP32: it cannot hold FP32's largest
-numbers only.
+A constant that the type cannot hold keeps an operator in FP32: in float16 ``log(x + 1e-8)`` is the logarithm of x, and
+``x * 1e6`` is infinite. bfloat16 cannot hold FP32's largest numbers only.
 """
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import combinations
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
@@ -226,31 +225,18 @@ def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, .
 
 
 def _read_rule(raw: Mapping[str, Any]) -> Rule:
-    # Earlier versions wrote the operator's name, and inputs that Apex's O3 rounded.
-    known = {key: value for key, value in raw.items() if key not in ("name", "rounded_inputs")}
-    if raw["rule"] not in RULES:
-        raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", raw["rule"]))
-    read: dict[str, Any] = {"fp32_inputs": tuple(whole("fp32_inputs", position, 0) for position in raw["fp32_inputs"])}
-    checks: dict[str, Callable[[str, Any], Any]] = {
-        "min_channels": partial(whole, least=0), "safe": true_or_false, "note": _text}
-    read.update((name, check(name, raw[name])) for name, check in checks.items() if name in raw)
-    when, cause = _condition("when", raw["when"]), Cause(raw.get("cause", Cause.TABLE))
-    return Rule(**{**known, **read, "when": when, "cause": cause})
-
-
-def _condition(name: str, value: Any) -> tuple[str, tuple[str, ...]] | None:
-    """Return the attribute and the values for which a rule holds; None for a rule that always does."""
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
-        raise ValueError(expected("an attribute and a list of values, or null", name, value))
-    return value[0], _texts(name, value[1])
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(expected("a text", name, value))
-    return value
+    # Earlier versions wrote the operator's name, and inputs that Apex's O3 rounded: they are not read.
+    rule, when, note = raw["rule"], raw["when"], raw.get("note", "")
+    if rule not in RULES:
+        raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", rule))
+    if when is not None and not (isinstance(when, list) and len(when) == 2 and isinstance(when[0], str)):
+        raise ValueError(expected("an attribute and a list of values, or null", "when", when))
+    if not isinstance(note, str):
+        raise ValueError(expected("a text", "note", note))
+    return Rule(rule, None if when is None else (when[0], _texts("when", when[1])),
+                tuple(whole("fp32_inputs", position, 0) for position in raw["fp32_inputs"]),
+                whole("min_channels", raw.get("min_channels", 0), 0), true_or_false("safe", raw.get("safe", True)),
+                note, Cause(raw.get("cause", Cause.TABLE)))
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:
@@ -287,9 +273,8 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
     overrides: dict[str, tuple[Rule, ...]]
     overrides = {name: (Rule(FP32, note="in the fp32_ops list", cause=Cause.USER_LIST),) for name in forced}
     for name, attribute, values in conditional:
-        rule = Rule(FP32, when=(attribute, tuple(map(str, values))), note="in the conditional_fp32_ops list",
-                    cause=Cause.USER_LIST)
-        overrides[name] = (*overrides.get(name, ()), rule)
+        overrides[name] = (*overrides.get(name, ()), Rule(FP32, when=(attribute, tuple(values)), cause=Cause.USER_LIST,
+                                                          note="in the conditional_fp32_ops list"))
     if target_precision_ops is not None:
         overrides.update(_lower_overrides(target_dtype, lower))
     overrides["Custom"] = tuple(Rule(rule, when=("op_type", (name,)), note="by register_op", cause=Cause.REGISTERED)
@@ -315,11 +300,9 @@ def _lower_overrides(target_dtype: str, names: list[str]) -> dict[str, tuple[Rul
 
 
 def _names(argument: str, value: Sequence[str] | None, known: Mapping[str, str]) -> list[str]:
-    if value is None:
-        return []
-    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value or ()):
         raise PolicyError(expected("a list of operator names", argument, value))
-    return [_registered(argument, name, known) for name in value]
+    return [_registered(argument, name, known) for name in value or ()]
 
 
 def _conditions(value: Sequence[ConditionalOp] | None, known: Mapping[str, str]) -> list[ConditionalOp]:
@@ -341,7 +324,9 @@ def _possible(condition: ConditionalOp, parameters: Callable[[str], Mapping[str,
     if attribute not in known:
         raise PolicyError(f"conditional_fp32_ops: the operator {op!r} has no attribute {attribute!r}."
                           f"{closest(attribute, known)}")
-    choices = _choices(known[attribute])
+    kind = known[attribute]  # MXNet's text on the parameter's type, which may list its values
+    choices = _BOOLEANS if kind.startswith("boolean") else (
+        (*re.findall("'([^']*)'", kind.split("}")[0]), "None") if kind.startswith("{") else ())
     wrong = [text for text in texts if choices and text not in choices]
     if wrong or not texts:
         raise PolicyError(f"conditional_fp32_ops: the attribute {attribute!r} of {op!r} is never "
@@ -352,16 +337,8 @@ def _possible(condition: ConditionalOp, parameters: Callable[[str], Mapping[str,
 
 
 _INPUTS = ("NDArray", "Symbol", "ndarray", "tuple of <NDArray")  # the types of inputs
-_FALSE, _TRUE = ("False", "false", "0"), ("True", "true", "1")
-_BOOLEANS = (*_FALSE, *_TRUE)
-_SPELLINGS = {**dict.fromkeys(_FALSE, _FALSE), **dict.fromkeys(_TRUE, _TRUE)}
-
-
-def _choices(kind: str) -> tuple[str, ...]:
-    """Return the values that a parameter may have by MXNet's text on its type; none where they are not listed."""
-    if kind.startswith("boolean"):
-        return _BOOLEANS
-    return (*re.findall("'([^']*)'", kind.split("}")[0]), "None") if kind.startswith("{") else ()
+_SPELLINGS = {text: texts for texts in (("False", "false", "0"), ("True", "true", "1")) for text in texts}
+_BOOLEANS = tuple(_SPELLINGS)
 
 
 def _registered(argument: str, name: str, known: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from .decision import FP32, Cause, Decision
 
 Attrs = Mapping[str, str]
 Shape = Sequence[int]
+BLOCK = 16  # channels that oneDNN keeps side by side
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,8 @@ def _positions(kernel: int, stride: int, pad: int, dilate: int, size: int) -> in
     return (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
 
 
-BLOCK = 16  # channels that oneDNN keeps side by side
-
-
 def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool, block: int = BLOCK) -> bool:
     """Tell whether a pooling's gradient has an order of axes that only oneDNN's slow reference kernels take."""
-    # ``block`` is how many channels oneDNN keeps side by side.
     # Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
     # more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
     # and, between AMX kernels, which keep channels innermost, the batch.
@@ -108,17 +105,6 @@ def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
     return square and plain and wide and not is_channels_last(attrs)
 
 
-def splits_blocks(attrs: Mapping[str, str]) -> bool:
-    """Tell whether a depthwise convolution is of no whole blocks of channels, as MobileNet v3's and Xception's."""
-    filters, groups = integer(attrs, "num_filter", 0), integer(attrs, "num_group", 1)
-    return groups == filters > 1 and filters % BLOCK != 0 and not is_channels_last(attrs)
-
-
-def has_odd_channels(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
-    """Tell whether data has no whole blocks of channels, which come behind the batch."""
-    return len(shape) > 1 and integer(attrs, "axis", 1) == 1 and shape[1] % BLOCK != 0
-
-
 _SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values, as in gluon.utils.clip_global_norm, "
                                    "and needs FP32's range and resolution; Tensor Cores have no use for it")
 
@@ -139,10 +125,13 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
     ShapeRule("Convolution", BFLOAT16, lambda attrs, shape, amx: len(shape) > 0 and overruns_amx_tiles(attrs, shape),
               Decision(FP32, Cause.SHAPE, "its map divides into three tiles, for which oneDNN's AMX kernel writes "
                                           "beyond its output", safe=False), training=True, amx=True),
-    ShapeRule("Convolution", BFLOAT16, lambda attrs, shape, amx: splits_blocks(attrs),
+    ShapeRule("Convolution", BFLOAT16,  # depthwise, as MobileNet v3's and Xception's
+              lambda attrs, shape, amx: (integer(attrs, "num_group", 1) == integer(attrs, "num_filter", 0) > 1 and
+                                         integer(attrs, "num_filter", 0) % BLOCK != 0 and not is_channels_last(attrs)),
               Decision(FP32, Cause.SHAPE, f"its channels are no multiple of {BLOCK}: in bfloat16 oneDNN computes "
                                           "each as a product of matrices"), training=False, amx=False),
-    ShapeRule("BatchNorm", BFLOAT16, lambda attrs, shape, amx: has_odd_channels(attrs, shape),
+    ShapeRule("BatchNorm", BFLOAT16,
+              lambda attrs, shape, amx: len(shape) > 1 and integer(attrs, "axis", 1) == 1 and shape[1] % BLOCK != 0,
               Decision(FP32, Cause.SHAPE, f"its channels are no multiple of {BLOCK}: in bfloat16 oneDNN normalises "
                                           "such maps value by value"), training=False, amx=False),
     ShapeRule("Pooling", BFLOAT16, pools_out_of_order,

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from graphs import describe, graph, op, variable
+from graphs import graph, op, variable
 
 from gluon_amp import GraphError
 from gluon_amp.graph import Entry, Graph, unique_name
@@ -82,8 +82,3 @@ def test_inputs_come_in_the_order_of_their_first_reader():
 def test_unique_names_count_up():
     taken = {"a", "a1"}
     assert [unique_name("a", taken), unique_name("b", taken), unique_name("a", taken)] == ["a2", "b", "a3"]
-
-
-def test_describe_shows_later_outputs():
-    split = op("SliceChannel", "s", variable("x"), outputs=2)
-    assert describe(graph(Entry(split, 1))) == ["s: SliceChannel(x) -> float32", "out: s.1"]

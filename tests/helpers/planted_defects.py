@@ -148,7 +148,7 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     **{name: _rewritten(edit, converts=False) for name, edit in _PLANNED.items()},
     **{f"converted_{name}": _rewritten(_PLANNED[name], converts=True)
        for name in ("scaled", "scaled_by_a_hundredth", "output_order")},
-    "added_is_written": _patched((identities.SharedIdentities, "before", lambda shared, entry: entry)),
+    "added_is_written": _patched((identities, "_put_between", lambda *_: 0)),
     "added_is_written_eager": _patched((applier._Applier, "_behind_identity", lambda call, array: array)),
     "bias_unwritten": _patched((planner.Traced, "concerned", lambda *_: frozenset())),
     "bias_unwritten_eager": _patched((gradient_fixes, "_fixed", lambda *_: None)),

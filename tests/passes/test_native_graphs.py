@@ -270,7 +270,7 @@ class TestRecurrentLayers:
 
 
 class TestIdentities:
-    @pytest.mark.parametrize(("cap", "expected"), [(None, 3), ("3", 8), ("1", 16), ("nonsense", 16), ("100", 3)])
+    @pytest.mark.parametrize(("cap", "expected"), [(None, 3), ("3", 8), ("1", 16), ("100", 3)])
     def test_operators_share_them_as_far_as_mxnet_adds_gradients_itself(self, cap, expected, monkeypatch):
         if cap is not None:
             monkeypatch.setenv("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", cap)
@@ -406,8 +406,7 @@ class TestAttention:
     @pytest.mark.parametrize("change", [
         {"head": lambda scores, weights, out: op("Group", "both", out, scores)},  # inner results that are read
         {"head": lambda scores, weights, out: op("Group", "both", out, weights)},
-        {"softmax": {"axis": 1}}, {"softmax": {"temperature": 2.0}}, {"softmax": {"use_length": True}},
-        {"axes": (0, 2, 3, 1)}])
+        {"softmax": {"axis": 1}}, {"softmax": {"temperature": 2.0}}, {"axes": (0, 2, 3, 1)}])
     def test_another(self, change):
         assert not is_fused(lines(attention(**change)))
 

@@ -11,7 +11,7 @@ from operator_samples import is_backward
 from gluon_amp import DTypeError
 from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.compat import stand_in as views
-from gluon_amp.machine.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
+from gluon_amp.machine.dtypes import BFLOAT16, FLOAT16
 from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, make_policy
 from gluon_amp.rules.tables import groups
 from gluon_amp.rules.tables import table as table_of
@@ -119,11 +119,6 @@ class TestViews:
     def test_loss_outputs_are_those_with_a_gradient_scale(self, dtype):
         found = [name for name in FORWARD if "grad_scale" in mx.operator.get_operator_arguments(name).names]
         assert sorted(views.list_loss_output_functions(dtype)) == found
-
-
-@pytest.mark.parametrize("spelling", ["bfloat16", BFLOAT16_DTYPE])
-def test_lists_take_all_spellings_of_bfloat16(spelling):
-    assert views.list_lp16_ops(spelling) == ["Convolution", "FullyConnected"]
 
 
 @pytest.mark.parametrize("arguments", [(), ("float16",), (np.float16,), (np.dtype("float16"),)])

@@ -116,16 +116,6 @@ def test_the_cpu_decides_the_type(flags, environ, isa, dtype, on_request):
     assert (name, found.dtype, found.native, found.on_request) == (isa, dtype, True, on_request)
 
 
-def test_a_type_without_instructions_is_emulated_on_request_only():
-    found = dtypes.cpu_support("AVX512_CORE").requested("bfloat16")
-    assert (found.dtype, found.native, found.channel_multiple) == ("bfloat16", False, 16)
-    assert dtypes.cpu_support("AVX2").requested("bfloat16") is None
-
-
-def test_amx_counts_only_where_the_process_may_use_it():
-    assert dtypes.cpu_isa("flags : avx512_bf16 amx_bf16 amx_tile", {}, amx=False) == "AVX512_CORE_BF16"
-
-
 @pytest.mark.parametrize(("capability", "dtype"), [
     (None, "float16"), ((3, 5), "float32"), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"),
     ((9, 0), "float32")])
@@ -183,12 +173,6 @@ class TestFiles:
                       {"conditional_fp32_ops": [("Activation", "act_type", ["tanh"])]}):
             policy = make_policy("bfloat16", known, **lists)
             assert Policy.from_json(policy.to_json()) == policy
-
-
-def test_a_policy_takes_every_spelling():
-    assert Policy("bf16") == Policy("bfloat16")
-    with pytest.raises(DTypeError, match="received target_dtype='int8'"):
-        Policy("int8")
 
 
 def test_files_of_earlier_versions_load():

@@ -42,10 +42,9 @@ _TABLES: Mapping[str, Table] = {
 # Converted graphs keep the table's rules: oneDNN fuses a clip with the convolution before it if both run in bfloat16.
 SLOW_IN_TRAINING = as_table(*bfloat16.SLOW_IN_TRAINING)
 
-# Operators that run in low precision beside the tables' own when a network is cast as a whole. The tables keep them in
-# FP32 for resolution, not because a kernel is missing, wrong or slow. In a network that is cast they follow their data,
-# and widen to FP32 where some of it is FP32: anchors, indices and lengths keep their resolution. Sums, norms, losses,
-# samples and positions are left out: MXNet adds them up, or counts, in the type that it is given.
+# Operators that run in low precision, too, when a network is cast as a whole: the tables keep them in FP32 for their
+# resolution. They follow their data, and widen where some of it is FP32: anchors, indices and lengths keep their
+# resolution. Sums, norms, losses, samples and positions are left out: MXNet adds up, or counts, in the type given.
 WHOLE_NETWORK: Mapping[str, frozenset[str]] = {
     # MXNet's own kernels for elementwise arithmetic truncate bfloat16, and are slow: with them a training step of
     # MobileNetV3 takes 2.5 times as long. Only oneDNN's softmax is left.

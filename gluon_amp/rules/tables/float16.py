@@ -1,15 +1,14 @@
 """Operator rules for float16 on CUDA GPUs: products on Tensor Cores; FP32 where range or resolution matter.
 
-Which operators have a float16 kernel is read off the type switches in MXNet's sources, and off the errors that
-operators sharing their code with the CPU raise there.
+Which operators have a float16 kernel, which library call they end in, and in which type it adds up, was read off
+MXNet's sources, off errors of operators that share their code with the CPU, and off what the CUDA wheel sends to a
+device. cuBLAS 11 uses Tensor Cores for float16 wherever it can, from 7.0 on.
 """
 from __future__ import annotations
 
 from ..decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
 from . import groups
 
-# Which library call an operator ends in, and in which type it adds up, was read off MXNet's sources and off what the
-# CUDA wheel sends to a device. cuBLAS 11 uses Tensor Cores for float16 wherever it can, from 7.0 on.
 _ADDS_IN_FLOAT16 = Rule(FP32, note="MXNet calls cublasHgemmStridedBatched for it, which adds up in float16: products "
                                    "lose digits, and overflow above 65504")
 _ELEMENTWISE = Rule(NEUTRAL, note="bound by memory: follows its data")
