@@ -14,7 +14,7 @@ from ..base import checks
 from ..base.aliases import answers
 from ..errors import PolicyError, StateError, closest, expected, warn
 from ..machine.dtypes import FLOAT16, FLOAT32, LOW_PRECISION, normalize
-from ..rules import FP32, WIDEST, Policy, Rule
+from ..rules import FP32, WIDEST, Policy
 from ..rules.tables import WHOLE_NETWORK, table
 from ..session import hooks
 from ..session.init import init
@@ -279,13 +279,9 @@ def _switch_on(level: str, options: Options, networks: Sequence[Block],
 
 def cast_network(policy: Policy) -> Policy:
     """Return the policy for a network that is cast as a whole: operators with a correct kernel follow their data."""
-    def follower(rule: Rule) -> Rule:
-        if rule.rule != FP32 or not rule.safe:
-            return rule
-        return replace(rule, rule=WIDEST, note="the network is cast as a whole; mixed inputs widen to FP32")
-
-    known = table(policy.target_dtype)
-    followers = {name: tuple(map(follower, known[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
+    known, note = table(policy.target_dtype), "the network is cast as a whole; mixed inputs widen to FP32"
+    followers = {name: tuple(replace(rule, rule=WIDEST, note=note) if rule.rule == FP32 and rule.safe else rule
+                             for rule in known[name]) for name in WHOLE_NETWORK[policy.target_dtype]}
     return replace(policy, overrides={**followers, **policy.overrides})
 
 

@@ -114,7 +114,7 @@ class ConversionOptions:
     disable_passes: Any = None  # behind the checks: all passes that are off
     cast_params_offline: Any = None
     cast_outputs: bool = True
-    device: Any = None  # behind the checks: a tuple, empty where the user leaves that open
+    device: Any = None  # behind the checks: a list, empty where the user leaves that open
     data_example: Any = None
     data_names: Any = None
     calib_data: Any = None
@@ -140,10 +140,8 @@ class ConversionOptions:
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
         asked = {name: value for name, value in {**given, **defaults, **given["options"]}.items()
                  if name in known or name in _ALIASES}
-        asked["device"] = _devices("device", asked.get("device"))
         for alias, own in _ALIASES.items():
             value = asked.pop(alias, None)
-            value = _devices(alias, value) if own == "device" else value
             if value is not None and asked.get(own) not in (None, value):
                 raise ValueError(f"{alias} and {own} mean the same: expected one of them, received {alias}={value!r} "
                                  f"and {own}={asked[own]!r}")
@@ -161,7 +159,8 @@ class ConversionOptions:
         for target in self.exclude:
             if not can_be_target(target):
                 raise PolicyError(expected("names of nodes or blocks, blocks, or classes of blocks", "exclude", target))
-        self.device = () if self.device is None else _devices("device", self.device)
+        self.device = () if self.device is None else checks.one_or_several("device", self.device, mx.Context,
+                                                                           "a Context")
         optimize = "all" if self.optimize is None and self.is_int8 else self.optimize
         self.disable_passes = disabled_passes(optimize, self.cast_params_offline, self.disable_passes)
 
@@ -216,10 +215,6 @@ class ConversionOptions:
             raise PolicyError(expected("at most one of 'bfloat16' and 'float16'", "dtypes", self.dtypes))
         self.only_int8 = self.dtypes is not None and not others
         return next(iter([*low, *others]), None)
-
-
-def _devices(name: str, value: Any) -> tuple[mx.Context, ...] | None:
-    return None if value is None else tuple(checks.one_or_several(name, value, mx.Context, "a Context"))
 
 
 def _chosen(target: str | None, device: mx.Context) -> Support:

@@ -95,7 +95,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
                                 data_example=data_example)
     for array in flat(data_example) or [data_example]:
         checks.instance("data_example", array, mx.nd.NDArray, "an NDArray, or several in a list")
-    network = traced_network(block, options)[0]
+    network = traced_network(block, options)
     return export_symbol(network.symbol, network.arrays, network.example, path,
                          network.policy if target == FLOAT16 else None, dynamic_batch=dynamic_batch,
                          max_error=max_error)

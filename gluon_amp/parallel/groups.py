@@ -65,7 +65,7 @@ class _StoreGroup(Group):
     engine = "kvstore"
 
     def __init__(self, store: KVStoreBase):
-        self.store: KVStoreBase | None = store  # None at the end of the process
+        self.store: Any = store  # None at the end of the process
         self._keys: dict[Any, int] = {}  # by name, shape and type
         self._lock = threading.RLock()  # of the store and the keys
         self.rank, self.size = store.rank, store.num_workers
@@ -74,7 +74,7 @@ class _StoreGroup(Group):
         with self._lock:
             self.prepare(name, arrays[0])
             key = self._keys[name, arrays[0].shape, arrays[0].dtype]
-            self._open().pushpull(key, list(arrays), priority=priority)
+            self.store.pushpull(key, list(arrays), priority=priority)
 
     def prepare(self, name: str, array: NDArray) -> None:
         with self._lock:
@@ -106,13 +106,8 @@ class _StoreGroup(Group):
         while (key := _FIRST_KEY + number % (_LAST_KEY - _FIRST_KEY)) in self._keys.values():
             number += 1
         self._keys[identity] = key
-        self._open().broadcast(key, value, out=[value])
+        self.store.broadcast(key, value, out=[value])
         value.wait_to_read()
-
-    def _open(self) -> KVStoreBase:
-        if self.store is None:
-            raise StateError("the KVStore was released at the end of the process: add arrays up before that")
-        return self.store
 
 
 class _HorovodGroup(Group):

@@ -148,10 +148,6 @@ def is_active() -> bool:
     return current is not None and current.enabled
 
 
-# The kinds of device that Context.device_type names, and torch's name for one.
-_DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "cpu_pinned": "cpu", "cpu_shared": "cpu"}
-
-
 def active_dtype(device_type: str | Context = "cpu") -> str | None:
     """Name the low-precision type in use for arrays on a device; None for FP32, and for a GPU where there is none.
 
@@ -161,10 +157,12 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
         ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``; ``'cuda'`` is the GPU. One device, as ``mx.gpu(1)``,
         where GPUs differ.
     """
-    kind = device_type.device_type if isinstance(device_type, Context) else _DEVICES.get(device_type)
-    if kind is None:
-        raise ValueError(expected(f"one of {', '.join(map(repr, _DEVICES))}, or a Context", "device_type", device_type))
-    policy = in_force.policy(device_type if isinstance(device_type, Context) else Context(kind))
+    kinds = {**{kind: kind for kind in Context.devstr2type}, "cuda": "gpu"}
+    if not isinstance(device_type, Context):
+        if device_type not in kinds:
+            raise ValueError(expected(f"a Context, or one of {', '.join(kinds)}", "device_type", device_type))
+        device_type = Context(kinds[device_type])
+    policy = in_force.policy(device_type)
     return policy.target_dtype if policy is not None and policy.lowers else None
 
 
@@ -178,14 +176,6 @@ def exclude(*targets: Block | type | str) -> None:
     ----------
     *targets : Block, class of blocks, or str
         Strings are names of blocks and may hold wildcards, as in ``'ssd0_*'``.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> from mxnet.gluon import nn
-    >>> head = nn.Dense(10)
-    >>> amp.exclude(head, nn.BatchNorm, 'ssd0_*')
-    >>> amp.deinit()
     """
     for target in targets:
         if not can_be_target(target):

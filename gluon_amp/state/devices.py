@@ -20,7 +20,6 @@ from ..rules.tables import groups
 
 _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
-_said: set[str] = set()
 _LEAST_GAIN, _AMX_GAIN = 1.3, 2.5  # gains seen lie at 1.7 to 2.0, or at 0.5 to 0.7; with AMX at 5
 # Layers that networks spend their time in: channels, and the side of their maps.
 _PROBED, _PROBED_BATCH, _PROBES = ((64, 56), (128, 28), (256, 14)), 4, 5
@@ -186,13 +185,9 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
             _logger.info("AMP: kernels are chosen by the rates of another CPU, %s; `gluon-amp check --measure` "
                          "measures this one in two minutes", cpu_rates())
         native.say_what_is_missing()
-        misfit = host.threads_misfit()
-        if misfit:
-            _logger.warning("AMP: %s", misfit)
-        spare = host.threads_to_spare()
-        if spare and spare not in _said:
-            _said.add(spare)
-            _logger.info("AMP: %s", spare)
+        for level, advice in (logging.WARNING, host.threads_misfit()), (logging.INFO, host.threads_to_spare()):
+            if advice:
+                _logger.log(level, "AMP: %s", advice)
 
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:

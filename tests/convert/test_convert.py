@@ -535,8 +535,6 @@ class TestBadInput:
                 call(data_names="data")
             with pytest.raises(TypeError, match="expected a Context or a list of them, received device='gpu'"):
                 call(device="gpu")
-        with pytest.raises(TypeError, match="expected a Context or a list of them, received ctx="):
-            amp.convert_hybrid_block(nn.Dense(2, in_units=2), ctx="cpu")
 
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     def test_parameters_that_do_not_belong_to_the_symbol(self, dtype):
