@@ -75,15 +75,11 @@ def _publish(name: str, target: str) -> None:
         return
     with open(name, "rb") as file:
         os.fsync(file.fileno())
-    os.chmod(name, _mode(target))  # temporary files are private
-    os.replace(name, target)
-
-
-def _mode(target: str) -> int:
-    """Return the permissions that plain writing leaves: the present file's, or the umask's for a new one."""
-    try:
-        return stat.S_IMODE(os.stat(target).st_mode)
+    try:  # temporary files are private: the permissions that plain writing leaves
+        mode = stat.S_IMODE(os.stat(target).st_mode)
     except FileNotFoundError:
         umask = os.umask(0)
         os.umask(umask)
-        return 0o666 & ~umask
+        mode = 0o666 & ~umask
+    os.chmod(name, mode)
+    os.replace(name, target)

@@ -22,6 +22,7 @@ from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import refuse_trained
 from ..plan.planner import spoilt_gradients
 from ..session.hooks import kept_in_place
+from ..state.blocks import is_target
 from ..state.devices import require_bfloat16
 from ..state.state import State
 from .assignment import calibrated, converted_network, prepared
@@ -166,7 +167,7 @@ def traced_network(block: HybridBlock, options: ConversionOptions) -> Network:
     example = options.data_example
     if example is not None:
         example = list(example) if isinstance(example, (list, tuple)) else [example]
-    traced = _traced(block, example, options.excludes)
+    traced = _traced(block, example, lambda inner: any(is_target(inner, target) for target in options.exclude))
     inputs = [data.name for data in traced.inputs]
     parameter = next(iter(block.collect_params().values()), None)
     devices = options.device or ([mx.context.current_context()] if parameter is None else parameter.list_ctx())

@@ -16,7 +16,7 @@ from .assignment import converted_network
 from .block import ConvertedBlock
 from .convert import Made, Network, convert
 from .options import Conditions, ConversionOptions, Names
-from .parameters import Arrays, check_names, check_parameters, is_label, split
+from .parameters import LABEL, Arrays, check_names, check_parameters, split
 
 Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
 
@@ -118,7 +118,7 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: ConversionOpti
     check_parameters(sym, arrays, options.data_names)
     check_names(example, names, "data_example")
     used = {name: array for name, array in arrays.items() if name in set(names)}
-    data = options.data_names or [name for name in names if name not in used and not is_label(name)]
+    data = options.data_names or [name for name in names if name not in used and not name.endswith(LABEL)]
     labels = [name for name in names if name not in used and name not in data]
     devices = options.device or [mx.context.current_context()]
     return converted_network(Network.of(sym, used, data, options, devices[:1], example, kind=_Unlabelled,

@@ -178,10 +178,6 @@ class ConversionOptions:
                          disabled_passes=self.disable_passes)
         return policy, Device.of(chosen[devices[0]])
 
-    def excludes(self, block: Block) -> bool:
-        """Tell whether a block is excluded by itself."""
-        return any(is_target(block, target) for target in self.exclude)
-
     def _excluded(self, graph: Graph, block: Block | None) -> frozenset[str]:
         """Name the operators to keep in FP32; tracing has marked those in excluded blocks."""
         inside = [] if block is None else list(descendants(block))

@@ -133,17 +133,14 @@ _AMX_BLOCK = 32  # channels that AMX kernels take together
 AVX2_VALUES = 8  # FP32 values in a vector of AVX2, and so channels in a block
 
 
-def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None, amx: bool | None = None) -> str:
+def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] = os.environ, amx: bool | None = None) -> str:
     """Name the instruction set that oneDNN will use on this CPU."""
-    environ = os.environ if environ is None else environ
-    amx = host.amx_granted() if amx is None else amx
+    amx = host.amx_outcome() in (host.GRANTED, host.GRANTED_LATE) if amx is None else amx
     flags = host.cpu_flags(cpuinfo)
     found = next((isa for isa, needed in _ISA_FLAGS if flags.issuperset(needed) and (amx or isa != host.AMX)),
                  "SSE41")
     limit = environ.get(host.MAX_ISA, "").upper()
-    if limit in _ISA_LEVELS:
-        found = min(found, limit, key=_ISA_LEVELS.index)
-    return found
+    return min(found, limit, key=_ISA_LEVELS.index) if limit in _ISA_LEVELS else found
 
 
 def isa_of_blocks(channels: int) -> str:

@@ -117,10 +117,9 @@ _outcome: list[str] = []
 _settings: list[MutableMapping[str, str]] = []  # environments to clean up
 
 
-def request_amx(cpuinfo: str | None = None, environ: MutableMapping[str, str] | None = None,
+def request_amx(cpuinfo: str | None = None, environ: MutableMapping[str, str] = os.environ,
                 ask: Callable[[], bool] | None = None) -> bool:
     """Ask for AMX where the CPU has it and the user has not set another instruction set."""
-    environ = os.environ if environ is None else environ
     wanted = environ.get(MAX_ISA, AMX).upper() in _ALLOWS_AMX
     if not (wanted and cpu_flags(cpuinfo) >= _AMX_FLAGS):
         return False
@@ -138,11 +137,6 @@ def _request_tiles() -> bool:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
-
-
-def amx_granted() -> bool:
-    """Tell whether this process may use AMX tiles."""
-    return amx_outcome() in (GRANTED, GRANTED_LATE)
 
 
 def amx_outcome() -> str | None:

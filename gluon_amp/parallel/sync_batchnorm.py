@@ -63,12 +63,12 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     _refuse_few_resources(count, contexts)
     are_gpus = bool(contexts) and all(context.device_type == "gpu" for context in contexts)
     uses_mxnet = are_gpus and allreduce is None
-    settings = [(block, batch_norms.settings(block)) for block in blocks]
-    for block, own in settings:
-        if uses_mxnet and own["axis"] != 1:
-            raise StateError(f"{_CALLED}: MXNet's SyncBatchNorm, used for the GPUs of one process, normalizes axis 1 "
-                             f"only, and {block.name} has axis={own['axis']}. Use one process per GPU")
-    for block, own in settings:
+    settings = {block: batch_norms.settings(block) for block in blocks}
+    other = next((block.name for block, own in settings.items() if own["axis"] != 1), None)
+    if uses_mxnet and other:
+        raise StateError(f"{_CALLED}: MXNet's SyncBatchNorm, used for the GPUs of one process, normalizes axis 1 only, "
+                         f"and {other} another one. Use one process per GPU")
+    for block, own in settings.items():
         kernel = {name: own[name] for name in ("eps", "momentum", "fix_gamma")}
         if uses_mxnet:  # which knows the layer among all networks of the process by a key
             MXNetSyncBatchNorm.take(block, f"{block.prefix}{id(block)}", count, use_global_stats=False, **kernel)

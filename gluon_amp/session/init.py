@@ -8,6 +8,7 @@ from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import passes
+from ..base import checks
 from ..base.aliases import NO_TUNING, answers
 from ..errors import PolicyError, StateError, expected, shown
 from ..machine.dtypes import normalize
@@ -81,10 +82,13 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     lists = {"target_precision_ops": target_precision_ops, "conditional_fp32_ops": conditional_fp32_ops,
              "fp32_ops": fp32_ops}
     disabled = passes.checked(disable_passes)
-    others = {"target_dtype": target_dtype, **lists, "disable_passes": disable_passes}
+    given = {name: value for name, value in {"target_dtype": target_dtype, **lists, "disable_passes": disable_passes,
+                                             "policy": policy}.items() if value is not None}
     if policy is not None:
-        requested = _type_of(policy, others)
-    given = {name: value for name, value in {**others, "policy": policy}.items() if value is not None}
+        checks.instance("policy", policy, Policy, "a Policy")
+        if len(given) > 1:
+            raise PolicyError(f"expected policy alone, received {', '.join(given)}: a policy decides those as well")
+        requested = normalize(policy.target_dtype, "policy.target_dtype", or_float32=True)
     if not given and is_switched_on():
         _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
         return
@@ -111,15 +115,6 @@ def _already_on(given: Mapping[str, object]) -> str:
     types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in in_force.state.policies.items())
     return (f"AMP is on already: {types}. amp.init was called with other settings: received {received}. Leave this "
             "call out, or call amp.deinit() before it")
-
-
-def _type_of(policy: Policy, others: Mapping[str, object]) -> str:
-    if not isinstance(policy, Policy):
-        raise TypeError(expected("a Policy", "policy", policy))
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise PolicyError(f"expected policy alone, received {', '.join(given)} as well: a policy decides those")
-    return normalize(policy.target_dtype, "policy.target_dtype", or_float32=True)
 
 
 def deinit() -> None:
@@ -160,7 +155,8 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
     kinds = {**{kind: kind for kind in Context.devstr2type}, "cuda": "gpu"}
     if not isinstance(device_type, Context):
         if device_type not in kinds:
-            raise ValueError(expected(f"a Context, or one of {', '.join(kinds)}", "device_type", device_type))
+            names = ", ".join(map(repr, kinds))
+            raise ValueError(expected(f"one of {names}, or a Context", "device_type", device_type))
         device_type = Context(kinds[device_type])
     policy = in_force.policy(device_type)
     return policy.target_dtype if policy is not None and policy.lowers else None

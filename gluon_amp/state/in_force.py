@@ -50,9 +50,8 @@ class _InForce:
 
     def rewriter(self) -> State | None:
         """Return the state that graphs run under, None for MXNet's own way; ``marked`` outside of all regions."""
-        regions = self.regions.entries()
-        current = regions[-1].value if regions else self.state
-        return self.marked if current is None and not regions and self.hooked else current
+        current = self.current()
+        return self.marked if current is None and self.hooked and not self.regions.entries() else current
 
     def remembered(self, settings: Any, make: Callable[[], State]) -> State:
         """Return the state of some settings; a recent equal one is used again."""
