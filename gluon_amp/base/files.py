@@ -16,8 +16,7 @@ _MXNET_WROTE_A_PART = "FileStream.Write incomplete"  # MXNet's whole message on 
 @contextmanager
 def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     """Give temporary files to write, which replace ``paths`` together when the body succeeds."""
-    # A symbolic link stays: the file that it points to is replaced. So does a device or a pipe, such as
-    # ``/dev/stdout``: it is written to.
+    # Symbolic links stay, and the file behind one is replaced; devices and pipes, as ``/dev/stdout``, are written to.
     temporary: list[str] = []
     targets = [os.fspath(path) if _is_device(path) else os.path.realpath(path) for path in paths]
     try:

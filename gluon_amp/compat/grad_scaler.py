@@ -17,8 +17,7 @@ from ..training.loss_scaler import MOST_SCALE, DynamicLossScaler, scale_of
 from ..training.scaling import Loss, check_losses, scaled
 from ..training.trainer_scaler import StepState, TrainerScaler, attach
 
-# torch's scale falls to 0, and never comes back. From here gradients and their squares are normal numbers of FP32, so
-# that good batches train again in FP32 and bfloat16.
+# torch's scale falls to 0 for good. From here on gradients and their squares are normal numbers of FP32.
 _FLOOR = 2.0 ** -32
 _MADE = (StepState.STEPPED, StepState.SKIPPED)
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Collection, Sequence, Tuple
+from typing import Any, Collection, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -30,13 +30,9 @@ from .int8 import MADE, Quantizer, decided_in, layers_of
 from .options import ConversionOptions
 
 WRONG = 0.08  # the error from which on an operator in INT8 is taken for wrong: rounding gives 0.005 to 0.07
-# The error of outputs that is allowed where the user names no limit, and on the batch that decides: with other data the
-# networks of the zoos are up to 1.35 times as far off.
+# Allowed errors of outputs where no limit is named, and on the batch that decides: other data give up to 1.35 times it.
 _FAR, _FAR_HERE = 0.05, 0.035
 _ROUNDS = 5  # of timing
-
-
-_Found = Tuple[Sequence[str], Made]  # a network, and its layers that are not in INT8
 
 
 def converted_network(network: Network, options: ConversionOptions) -> Made:
@@ -154,16 +150,16 @@ class _Search:
             found = self._holding(policy)
             if found:
                 with under(None):
-                    runs = [partial(self._run, self._network.built(made)) for _, made in found]
+                    runs = [partial(self._run, self._network.built(made)) for made in found]
                     times = interleaved(runs, _ROUNDS, warm_up=2, of=min)
-                return self._recorded(*min(zip(found, times), key=itemgetter(1))[0])
+                return self._recorded(min(zip(found, times), key=itemgetter(1))[0])
         if self._options.only_int8:
             raise StateError(f"with all layers in INT8 the network is not within {self._limit:g} of FP32 (found "
                              f"{self._trials[0]['value']:.4g}): name other types in dtypes, too")
         raise StateError(f"not even FP32 is within {self._limit:g} of itself: the metric differs from run to run. Look "
                          "for random data or random operators in it")
 
-    def _holding(self, policy: Policy) -> list[_Found]:
+    def _holding(self, policy: Policy) -> list[Made]:
         """Return the networks that hold with a type beside INT8: of all layers in INT8, as many as may be, and none."""
         order = [] if self._options.only_int8 else self._order
         tried = lru_cache(maxsize=None)(lambda count: self._tried(order[:count], policy))
@@ -171,7 +167,7 @@ class _Search:
         sizes = {len(order)} if wide is None else {len(wide), len(order)}
         return [each for each in map(tried, sorted(sizes)) if each is not None]
 
-    def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
+    def _tried(self, wide: Sequence[str], policy: Policy) -> Made | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""
         made, count = self._made(wide, policy), len(self._order) - len(wide)
         block = self._network.built(made)
@@ -187,7 +183,7 @@ class _Search:
         lost = -loss if self._options.metric is not None and self._options.greater_is_better else loss
         held = lost <= self._limit and math.isfinite(value)
         self._trials.append({"int8": count, "beside": policy.target_dtype, "value": value, "holds": held})
-        return (wide, made) if held else None
+        return made if held else None
 
     def _measured(self, made: Made, block: HybridBlock) -> float:
         """Return the metric of a network, or the error of its outputs."""
@@ -211,12 +207,13 @@ class _Search:
         block(*self._batch.values())
         mx.nd.waitall()
 
-    def _recorded(self, wide: Sequence[str], made: Made) -> Made:
+    def _recorded(self, made: Made) -> Made:
         """Return a converted network with the record of what runs in INT8, and why others do not."""
         layers, error = sorted(made.quantizer.int8.layers) if made.quantizer else [], self._error(made)
         reason = ("the network is no faster with it in INT8" if self._trials[0]["holds"] else
                   "the network is not accurate enough with it")
-        record = replace(made.record, int8=tuple(layers), wide={**self._reasons, **dict.fromkeys(wide, reason)},
+        wide = dict.fromkeys((name for name in self._order if name not in layers), reason)
+        record = replace(made.record, int8=tuple(layers), wide={**self._reasons, **wide},
                          error=error, layer_errors={name: self._errors[name] for name in layers},
                          trials=tuple(self._trials))
         all_int8 = self._trials[0]["value"]

@@ -19,9 +19,8 @@ from typing import Callable, Mapping, MutableMapping, NamedTuple, Sequence
 # Threads. MXNet takes half of the machine's logical processors, whatever a container is allowed, and its threads spin
 # while they wait for one another: a step takes up to forty times as long where they have to share.
 _THREADS, _WAITING, _SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
-# How often a waiting thread of GNU's OpenMP looks again before it sleeps: 300,000 times by itself. Where all processors
-# are busy with other programs a step of 0.12 s takes up to 5 s so, and 0.23 s with this. On a quiet machine small
-# networks, whose threads wait for Python between operators, take up to 1.4 times as long with this.
+# How often a waiting thread of GNU's OpenMP looks before it sleeps: 300,000 times by itself, so that a step of 0.12 s
+# takes up to 5 s on a busy machine, and 0.23 s with this. On a quiet one small networks take up to 1.4 times as long.
 _FEW_SPINS = "20000"
 _LOOKS, _BETWEEN = 5, 0.002  # at the machine's threads, and the seconds between them
 _QUOTAS = (("sys/fs/cgroup/cpu.max",), ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"))
@@ -35,9 +34,8 @@ def prepare() -> None:
     # MXNet keeps a kernel of oneDNN for every shape, for good, where it is not told: half a megabyte for each new shape
     # of a small network. oneDNN keeps the last 1,024 of all operators itself, from which MXNet's are made in no time.
     os.environ.setdefault(_KERNELS, "512")
-    # The thread that calls MXNet copies arrays of 200,000 values to and from NumPy on OpenMP threads of its own. The
-    # process has more of these than CPUs then, for which GNU's OpenMP lets threads sleep that would spin: the engine's
-    # operators wait for one another in every step, and small networks take 1.8 times as long (apache/mxnet#4552).
+    # The thread that calls MXNet copies arrays of 200,000 values to NumPy and back on OpenMP threads of its own: with
+    # more threads than CPUs GNU's OpenMP lets them sleep, and small networks take 1.8 times as long (mxnet#4552).
     os.environ.setdefault(_PARALLEL_COPY, str(2**31 - 1))
 
 
@@ -103,9 +101,8 @@ def threads_to_spare(environ: Mapping[str, str] = os.environ, root: Path = Path(
             f"them is a core of its own, {_THREADS}={cpus} before Python starts makes FP32 and AMP faster")
 
 
-# AMX tiles, several times as fast in bfloat16 as the vector units. oneDNN 2.4.4 has kernels for them but does not
-# choose these unless DNNL_MAX_CPU_ISA says so, and it does not ask Linux for the tiles, without which the first AMX
-# instruction ends the process.
+# AMX tiles, several times as fast in bfloat16 as the vector units. oneDNN 2.4.4 chooses its kernels for them only where
+# DNNL_MAX_CPU_ISA says so, and does not ask Linux for the tiles: without, the first AMX instruction ends the process.
 MAX_ISA, AMX = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
 _ALLOWS_AMX = (AMX, "ALL")
 _AMX_FLAGS = frozenset({"amx_bf16", "amx_tile"})
@@ -193,11 +190,10 @@ def cpu_kind(cpuinfo: str | None = None) -> Cpu:
     return Cpu(fields.get("vendor_id", "unknown CPU"), family, model)
 
 
-# Memory. MXNet takes every array on a CPU from malloc. glibc gives large ones back to the system with free, so that the
-# system clears each page of the next step's arrays anew: a fifth of the time of an LSTM's step, half of it in MobileNet
-# v2's inference. The first step makes what stays (gradients, the optimizer's states, arrays of graphs): its large
-# arrays are mapped, as glibc would put some of these in gaps that others leave, and take new memory for the others in
-# the next step; and arrays that are never written take no memory on fresh pages.
+# Memory. MXNet takes every array on a CPU from malloc, and glibc gives large ones back, so that the system clears each
+# page of the next step's arrays anew: a fifth of an LSTM's step, half of MobileNet v2's inference. Large arrays of the
+# first step, many of which stay, are mapped: glibc would put them in gaps, and take new memory for others in the next
+# step; and those that are never written take no memory on fresh pages.
 KEEP_MEMORY = "GLUON_AMP_KEEP_MEMORY"
 _SEARCH, _RANGE = "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
 _SPACES, _WORKERS = "MXNET_CPU_TEMP_COPY", "MXNET_CPU_WORKER_NTHREADS"

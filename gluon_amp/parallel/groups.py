@@ -58,9 +58,8 @@ class Group:
 class _StoreGroup(Group):
     """Workers of a KVStore that sums: MXNet's ``dist_sync`` and ``dist_device_sync``, or a registered one."""
 
-    # A key of MXNet's store keeps its shape and type, so every combination of name, shape and type has a key of its
-    # own. The store hands first values out behind a barrier that does not look at keys: all workers must make the same
-    # keys in the same order, from one thread at a time.
+    # A key of MXNet's store keeps its shape and type: each name, shape and type has its own. First values go out behind
+    # a barrier that does not look at keys: all workers must make the same keys in one order, from one thread at a time.
 
     engine = "kvstore"
 
@@ -90,9 +89,8 @@ class _StoreGroup(Group):
         return nd.concat(*blocks, dim=0)[:array.size].reshape(array.shape)
 
     def broadcast(self, name: str, value: NDArray, out: Sequence[NDArray]) -> None:
-        # Waits: MXNet orders neither the pull of a first value and the first push under its key, nor the workers among
-        # each other, so that a sum might arrive in the place of the value. It also waits for operators that may be
-        # making keys of their own in other threads.
+        # MXNet orders neither the pull of a first value and the first push under its key, nor the workers: a sum might
+        # arrive in the place of the value. Operators may be making keys of their own in other threads, too.
         nd.waitall()
         result = value.copy()
         with self._lock:

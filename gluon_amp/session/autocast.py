@@ -21,8 +21,7 @@ from ..state.state import State, custom_ops, device_policies
 from . import hooks
 from .init import is_switched_on
 
-# The regions that were entered and not left, and the calls of hybrid blocks that each hides: an object may be entered
-# several times.
+# The regions entered and not left, and how many calls of hybrid blocks each hides; an object may be entered twice.
 _entered: ContextStack[tuple[autocast, region, int]] = ContextStack("gluon_amp_autocast")
 
 

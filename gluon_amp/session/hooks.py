@@ -1,7 +1,4 @@
-"""Install and remove the few replacements through which AMP sees the graphs and operators that MXNet is about to run.
-
-``_REPLACEMENTS`` has each of MXNet's names once, with its replacement, and the reason.
-"""
+"""The names of MXNet that are replaced (``_REPLACEMENTS``): AMP sees through them which graphs and operators run."""
 from __future__ import annotations
 
 import functools

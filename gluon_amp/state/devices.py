@@ -85,8 +85,7 @@ def cpu_rates() -> Rates:
 
 def device_supports() -> dict[str, Support]:
     """Say which type each kind of device of this machine runs in."""
-    # A GPU of another kind than the first one has an entry of its own, as ``'gpu(1)'``: it may run another type, and
-    # measurements of the one do not hold for the other.
+    # A GPU of another kind than the first one has an entry of its own, as ``'gpu(1)'``: it may run another type.
     supports, names = {"cpu": support("cpu")}, {}
     for number in range(gpus.count()):
         own, names[number] = support("gpu", number), host.device_name(number)

@@ -131,9 +131,8 @@ class Frame(threading.local):
     def __init__(self) -> None:
         self.blocks = 0  # how many calls of blocks are under way
         self.hybrid_blocks = 0  # how many of them are of hybrid blocks
-        # Casts of parameters made since the outermost block that MXNet could trace was called, so that each is made
-        # once; None outside of such a call. They must not live longer: two losses that share a recorded cast cannot
-        # both be differentiated.
+        # Casts of parameters in this call of the outermost block that MXNet could trace, each made once; None outside.
+        # They must not live longer: two losses that share a recorded cast cannot both be differentiated.
         self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] | None = None
         self.excluded: Container[Block] = ()  # the blocks that are excluded by a block around them in this call
         # the blocks inside networks that were given to ``initialize``, where the outermost block is none of them

@@ -60,8 +60,7 @@ class TrainerScaler:
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # losses whose backward is under way
         self._overflowed: set[int] = set()  # losses whose backward gave the first gradients that are not finite
-        # By parameter and device: which gradients a backward pass had written when they were reduced. MXNet's marks are
-        # cleared then, so that gradients of another backward pass are seen.
+        # By parameter and device: which gradients were written when they were reduced, as MXNet's marks go then.
         self._fresh: list[list[bool]] | None = None
         self._is_ahead = False  # whether gradients were reduced before the trainer was told to
         self._awaited: Callable[[], bool] | None = None  # tells whether gradients are finite, until someone has asked
