@@ -130,7 +130,6 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         if loss_scale is None:
             options = _scaled_where_needed(options, several)
         scalers = _scalers(options.loss_scale, checks.whole("num_losses", num_losses, 1))
-        checks.whole("verbosity", verbosity, 0)
         disabled = passes.checked(disable_passes)
         _refuse_unfit(networks, several, name)
         in_force.begin()
@@ -270,7 +269,7 @@ def _switch_on(level: str, options: Options, networks: Sequence[Block],
         policies = {device: cast_network(policy) if policy.lowers else policy
                     for device, policy in device_policies(chosen, disabled_passes).items()}
         state = State.on(chosen, policies)
-        announce(chosen, requested, state.rewrites())
+        announce(chosen, requested)
         in_force.marked = state.disabled()  # for networks inside blocks that are hybridized as a whole
     if state is not None or options.cast_model_outputs is not None:
         hooks.install()

@@ -64,9 +64,7 @@ _SPELLINGS = {"float16": FLOAT16, "fp16": FLOAT16, "half": FLOAT16, "bfloat16": 
 def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = False) -> str:
     """Turn any accepted spelling of a type into its name."""
     known = _SPELLINGS.get(spelling(dtype))
-    if known == FLOAT32 and not or_float32:
-        known = None
-    if known is None:
+    if known is None or (known == FLOAT32 and not or_float32):
         accepted = ", ".join(map(repr, (*LOW_PRECISION, FLOAT32) if or_float32 else LOW_PRECISION))
         raise DTypeError(expected(f"{accepted}, a short form such as 'bf16' or 'half', or np.float16", name, dtype))
     return known

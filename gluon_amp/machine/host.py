@@ -151,7 +151,7 @@ def settle(run_operator: Callable[[], object]) -> None:
             _settings.pop().pop(MAX_ISA, None)
 
 
-def _cpuinfo(text: str | None) -> dict[str, str]:
+def cpu_fields(text: str | None = None) -> dict[str, str]:
     """Return what Linux says of the first CPU."""
     path = Path("/proc/cpuinfo")
     fields: dict[str, str] = {}
@@ -163,12 +163,7 @@ def _cpuinfo(text: str | None) -> dict[str, str]:
 
 def cpu_flags(cpuinfo: str | None = None) -> set[str]:
     """Return the CPU's instruction sets, as Linux names them."""
-    return set(_cpuinfo(cpuinfo).get("flags", "").split())
-
-
-def cpu_name(cpuinfo: str | None = None) -> str:
-    """Return the CPU's name, as Linux gives it."""
-    return _cpuinfo(cpuinfo).get("model name", "unknown CPU")
+    return set(cpu_fields(cpuinfo).get("flags", "").split())
 
 
 class Cpu(NamedTuple):
@@ -185,7 +180,7 @@ class Cpu(NamedTuple):
 
 def cpu_kind(cpuinfo: str | None = None) -> Cpu:
     """Return the kind of CPU, of numbers -1 where Linux does not give them."""
-    fields = _cpuinfo(cpuinfo)
+    fields = cpu_fields(cpuinfo)
     family, model = (int(fields[name]) if fields.get(name, "").isdigit() else -1 for name in ("cpu family", "model"))
     return Cpu(fields.get("vendor_id", "unknown CPU"), family, model)
 
@@ -295,26 +290,16 @@ def dotted(version: tuple[int, int] | None) -> str:
     return "unknown" if version is None else f"{version[0]}.{version[1]}"
 
 
-def compute_capability(device_id: int = 0) -> tuple[int, int] | None:
-    """Ask the driver for a device's compute capability; None without driver or device."""
+def gpu(number: int) -> tuple[str | None, tuple[int, int] | None]:
+    """Ask the driver for a GPU's name and compute capability; None for both without driver or device."""
+    cuda, device, name = _library("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(256)
     major, minor = ctypes.c_int(), ctypes.c_int()
-    known = _ask(device_id, lambda cuda, device: (cuda.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
-                                                  or cuda.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)))
-    return (major.value, minor.value) if known else None
-
-
-def device_name(device_id: int = 0) -> str | None:
-    """Ask the driver for a device's name; None without driver or device."""
-    name = ctypes.create_string_buffer(256)
-    known = _ask(device_id, lambda cuda, device: cuda.cuDeviceGetName(name, len(name), device))
-    return name.value.decode(errors="replace") if known else None
-
-
-def _ask(device_id: int, question: Callable[[ctypes.CDLL, ctypes.c_int], int]) -> bool:
-    """Ask the driver about a device; return whether it answered."""
-    cuda, device = _library("libcuda.so.1"), ctypes.c_int()
-    return (cuda is not None and cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), device_id) == 0
-            and question(cuda, device) == 0)
+    if cuda is None or (cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), number)
+                        or cuda.cuDeviceGetName(name, len(name), device)
+                        or cuda.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+                        or cuda.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)):
+        return None, None
+    return name.value.decode(errors="replace"), (major.value, minor.value)
 
 
 def loaded_libraries() -> list[str]:

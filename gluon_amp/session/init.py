@@ -32,8 +32,9 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
          policy: Policy | None = None) -> None:
     """Switch automatic mixed precision on.
 
-    May come before or after the network is created: networks that are hybridized already are rewritten at
-    their next call.
+    May come before or after the network is created: networks that are hybridized already are rewritten at their next
+    call. Raises DTypeError for a type that the machine cannot run, PolicyError for lists that name what is unknown or
+    contradict each other, and StateError, and changes nothing, where AMP is on with other settings than those named.
 
     Parameters
     ----------
@@ -55,17 +56,6 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     policy : Policy, optional
         Decides everything that the arguments above are for, which must then be left out. The operators it excludes by
         name are operators of graphs: of hybridized blocks, symbols and ``Module``.
-
-    Raises
-    ------
-    DTypeError
-        The type is unknown, or the machine cannot run it.
-    PolicyError
-        A list names an unknown operator or pass, an operator is in two lists, a pass cannot be switched off, or
-        ``policy`` is not alone.
-    StateError
-        AMP is on already, with other settings than those named: nothing is changed. Without arguments the settings
-        that are on stay.
 
     Examples
     --------
@@ -103,7 +93,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     prepare_gpus(policies)
     in_force.begin()
     in_force.state = state
-    announce(chosen, requested, state.rewrites())
+    announce(chosen, requested)
 
 
 def _already_on(given: Mapping[str, object]) -> str:

@@ -119,10 +119,11 @@ class _BlockSettings:
                                           and block.__dict__.get("_amp_epoch") == self.changes))
         if self._excludes and self._is_excluded(block):
             return in_force.off()
-        network = self._networks.get(block)
-        if network is None and not in_force.regions.entries():
+        network, regions = self._networks.get(block), in_force.regions.entries()
+        if network is None and not regions:
             network = frame.parts.get(block)
-        if network is None or network.state is None or in_force.is_switched_off():
+        is_off = regions and not (regions[-1].value and regions[-1].value.enabled)
+        if network is None or network.state is None or is_off:
             return None
         return region(network.state)
 

@@ -43,11 +43,6 @@ class _InForce:
         """Tell whether a state is in force here, on any device and in any precision."""
         return self.current() is not None
 
-    def is_switched_off(self) -> bool:
-        """Tell whether a region here switches AMP off."""
-        regions = self.regions.entries()
-        return bool(regions) and (regions[-1].value is None or not regions[-1].value.enabled)
-
     def rewriter(self) -> State | None:
         """Return the state that graphs run under, None for MXNet's own way; ``marked`` outside of all regions."""
         current = self.current()
