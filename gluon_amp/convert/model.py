@@ -41,10 +41,6 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     **options
         Those of :class:`ConversionOptions`, but for ``data_example`` and INT8's. No optimisation is on by default. With
         ``optimize='all'`` the symbol runs on CPUs only, and gives no gradients.
-
-    Returns
-    -------
-    Symbol
     """
     asked = ConversionOptions.of("convert_symbol", locals(), without=["data_example"])
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")

@@ -135,9 +135,6 @@ class ConversionOptions:
             if name not in known and name not in _ALIASES:
                 hint = f": {NO_TUNING}" if name == "tuning" else f".{closest(name, known)}"
                 raise TypeError(f"amp.{function} has no argument {name!r}{hint}")
-        excluded_sym_names = given["excluded_sym_names"]
-        if isinstance(excluded_sym_names, str):
-            raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
         asked = {name: value for name, value in {**given, **defaults, **given["options"]}.items()
                  if name in known or name in _ALIASES}
         for alias, own in _ALIASES.items():
@@ -146,7 +143,7 @@ class ConversionOptions:
                 raise ValueError(f"{alias} and {own} mean the same: expected one of them, received {alias}={value!r} "
                                  f"and {own}={asked[own]!r}")
             asked[own] = asked.get(own) if value is None else value
-        asked["exclude"] = [*_listed(asked.get("exclude")), *_listed(excluded_sym_names)]
+        asked["exclude"] = [*_listed(asked.get("exclude")), *_listed(given["excluded_sym_names"])]
         return cls(**asked)
 
     def __post_init__(self) -> None:
@@ -171,12 +168,10 @@ class ConversionOptions:
             told = ", ".join(f"{device} ({own.dtype})" for device, own in chosen.items())
             raise DTypeError(f"expected devices that run one converted network, received {told}: convert it for each "
                              "by itself, with device=")
-        kind = f"gpu({devices[0].device_id})" if devices[0].device_type == "gpu" else "cpu"
-        policies = device_policies({kind: chosen[devices[0]]}, target_precision_ops=self.target_dtype_ops,
-                                   fp32_ops=self.fp32_ops, conditional_fp32_ops=self.conditional_fp32_ops)
-        policy = replace(policies[kind], excluded=self._excluded(graph, block), training=False,
-                         disabled_passes=self.disable_passes)
-        return policy, Device.of(chosen[devices[0]])
+        own = chosen[devices[0]]
+        policy = device_policies({"": own}, self.disable_passes, target_precision_ops=self.target_dtype_ops,
+                                 fp32_ops=self.fp32_ops, conditional_fp32_ops=self.conditional_fp32_ops)[""]
+        return replace(policy, excluded=self._excluded(graph, block), training=False), Device.of(own)
 
     def _excluded(self, graph: Graph, block: Block | None) -> frozenset[str]:
         """Name the operators to keep in FP32; tracing has marked those in excluded blocks."""
@@ -188,10 +183,9 @@ class ConversionOptions:
             chosen.update(matching)
             if matching or any(is_target(inner, target) for inner in inside):
                 continue
-            if isinstance(target, str):
-                raise PolicyError(f"exclude: the network has no node or block {target!r}.{closest(target, operators)}")
-            what = target.__name__ if isinstance(target, type) else target.name
-            raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
+            name = target if isinstance(target, str) else getattr(target, "__name__", None) or target.name
+            raise PolicyError(f"exclude: the network has no node or block {name!r} that runs an operator."
+                              f"{closest(name, operators)}")
         return frozenset(chosen)
 
     def _read_int8(self) -> str | None:
@@ -238,11 +232,9 @@ def _drawback(dtype: str, chosen: Support, here: Support) -> str:
 def drawback_here(dtype: str) -> str:
     """Say that this machine runs files of a type slower than FP32, or not at all; nothing where it does well."""
     supports = device_supports()
-    if any(each.dtype == dtype for each in supports.values()):
-        return ""
     cpu = supports["cpu"]
-    return ("this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
-            if dtype == FLOAT16 else _drawback(dtype, cpu.requested(dtype) or _FOREIGN.get(("cpu", dtype), cpu), cpu))
+    return "" if any(each.dtype == dtype for each in supports.values()) else _drawback(
+        dtype, cpu.requested(dtype) or _FOREIGN.get(("cpu", dtype), cpu), cpu)
 
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,

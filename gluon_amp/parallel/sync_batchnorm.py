@@ -26,8 +26,8 @@ _CALLED = "convert_sync_batchnorm"
 def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce: Allreduce | None = None) -> Block:
     """Make a network's batch normalization use the statistics of the whole batch, wherever its parts are computed.
 
-    Works in place, in FP32: call it before :func:`initialize` or :func:`init`, and before the first step. Blocks with
-    ``use_global_stats=True`` have nothing to synchronize and stay as they are.
+    Works in place, in FP32, and returns the network: call it before :func:`initialize` or :func:`init`, and before the
+    first step. Blocks with ``use_global_stats=True`` have nothing to synchronize and stay as they are.
 
     In training every context of every process must run the network, in the same order, before a result is read:
     the contexts wait for each other. Gradients of scale and shift are those of a context's own batch, for the trainer
@@ -42,11 +42,6 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     allreduce : callable, optional
         ``allreduce(vector, name=name)`` returns the sum of a vector over all processes, the same bits in each, in
         threads of MXNet's: that of Horovod or the KVStore, when left out.
-
-    Returns
-    -------
-    Block
-        ``net``.
     """
     checks.instance("net", net, Block, "a Block")
     if allreduce is not None and not callable(allreduce):

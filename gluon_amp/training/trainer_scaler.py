@@ -77,7 +77,7 @@ class TrainerScaler:
         self.remember()
 
     def remember(self) -> None:
-        """Count among :func:`attached_scalers`, and have running statistics kept for the trainer."""
+        """Count among :func:`scalers_in_use`, and have running statistics kept for the trainer."""
         if self.skips:
             _attached[id(self)] = self
             running_stats.watch(self.trainer)
@@ -359,8 +359,9 @@ def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
     return scaler
 
 
-def attached_scalers() -> list[TrainerScaler]:
-    """Return the trainer scalers of the living trainers in use, in the order of ``init_trainer``."""
+def scalers_in_use() -> list[LossScaler]:
+    """Return the loss scalers of the living trainers in use, in the order of ``init_trainer`` and their losses."""
     # Trainers of an earlier init may live on in a notebook, or in a script that trains twice.
     gc.collect()  # a trainer and its parameters refer to each other: without this, dead ones would count by chance
-    return [item for item in _attached.values() if item.session == in_force.session]
+    return list(dict.fromkeys(scaler for item in _attached.values() if item.session == in_force.session
+                              for scaler in item.scalers))
