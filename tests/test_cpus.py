@@ -131,20 +131,12 @@ def test_openmp_is_told(busy):
     assert "GOMP_SPINCOUNT = '20000'" in done.stderr
 
 
-def test_init_says_it(monkeypatch, caplog):
-    monkeypatch.setattr(host, "threads_misfit", lambda: "too many threads")
-    with caplog.at_level(logging.WARNING, "gluon_amp"):
-        amp.init("float32")
-    assert "too many threads" in caplog.text
-
-
-def test_init_says_once_that_there_are_cpus_to_spare(monkeypatch, caplog):
-    monkeypatch.setattr(host, "threads_to_spare", lambda: "cpus to spare")
+@pytest.mark.parametrize(("advice", "level"), [("threads_misfit", "WARNING"), ("threads_to_spare", "INFO")])
+def test_init_says_it(advice, level, monkeypatch, caplog):
+    monkeypatch.setattr(host, advice, lambda: "other threads than CPUs")
     with caplog.at_level(logging.INFO, "gluon_amp"):
-        for _ in range(2):
-            amp.init("float32")
-            amp.deinit()
-    assert [record.levelname for record in caplog.records if "cpus to spare" in record.message] == ["INFO"]
+        amp.init("float32")
+    assert [record.levelname for record in caplog.records if "other threads" in record.message] == [level]
 
 
 COPIES = """

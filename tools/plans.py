@@ -105,22 +105,24 @@ def training_plan(call: Call, device: str, accumulated: frozenset[str] = frozens
 
 def conversion_plan(call: Call, device: str) -> Iterator[str]:
     """Yield the lines of what a graph becomes when it is converted; float32 when no device is named."""
-    from gluon_amp._mxnet.arrays import NDArrayWeights
-    from gluon_amp._mxnet.symbols import dtype_name, to_graph
-    from gluon_amp.convert.convert import convert
+    import mxnet as mx
 
-    weights = NDArrayWeights({name: array for position, (name, array) in enumerate(zip(call.names, call.arrays))
-                              if position not in call.data})
+    from gluon_amp._mxnet.symbols import dtype_name, to_graph
+    from gluon_amp.convert.convert import Network, convert
+
+    arrays = {name: array for position, (name, array) in enumerate(zip(call.names, call.arrays))
+              if position not in call.data}
     policy, runs = policy_of(device)
     data = {call.names[position]: call.arrays[position] for position in call.data}
-    symbol, record = convert(call.symbol, weights, replace(policy, training=False), runs, data,
-                             on_cpu=not device.endswith("gpu"))
+    made = convert(Network(call.symbol, arrays, list(data), replace(policy, training=False), runs,
+                           [mx.gpu() if device.endswith("gpu") else mx.cpu()], data))
+    record = made.record
     steps = ", ".join(f"{name} {count}" for name, count in record.steps.items())
     yield (f"{record.target_dtype}: {record.low_precision} of {record.operators} operators in low precision, "
            f"{record.casts} casts" + f"; {steps}" * bool(steps))
     yield from (f"parameter {name} {dtype_name(array.dtype)} {array.shape}"
-                for name, array in sorted(weights.arrays.items()))
-    yield from lines(to_graph(symbol))
+                for name, array in sorted(made.arrays.items()))
+    yield from lines(to_graph(made.symbol))
 
 
 def lines(graph: Any) -> Iterator[str]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any, Callable, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 _ABSENT = object()
@@ -33,14 +33,6 @@ class ContextStack(Generic[Value]):
     def leave(self, entry: Entry) -> None:
         """Take a value out; generators that wait may leave theirs in any order."""
         self._entries.set(tuple([each for each in self.entries() if each is not entry]))
-
-    def leave_last(self, is_meant: Callable[[Value], bool]) -> Value | None:
-        """Take the innermost value of a kind out and return it; None where there is none."""
-        for entry in reversed(self.entries()):
-            if is_meant(entry.value):
-                self.leave(entry)
-                return entry.value
-        return None
 
     def entered(self, value: Value) -> _Entered:
         """Return a context manager that has a value inside of the others during its body."""

@@ -16,8 +16,7 @@ _MXNET_WROTE_A_PART = "FileStream.Write incomplete"  # MXNet's whole message on 
 @contextmanager
 def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     """Give temporary files to write, which replace ``paths`` together when the body succeeds."""
-    # A symbolic link stays: the file that it points to is replaced. So does a device or a pipe, such as
-    # ``/dev/stdout``: it is written to.
+    # Symbolic links stay, and the file behind one is replaced; devices and pipes, as ``/dev/stdout``, are written to.
     temporary: list[str] = []
     targets = [os.fspath(path) if _is_device(path) else os.path.realpath(path) for path in paths]
     try:
@@ -75,15 +74,11 @@ def _publish(name: str, target: str) -> None:
         return
     with open(name, "rb") as file:
         os.fsync(file.fileno())
-    os.chmod(name, _mode(target))  # temporary files are private
-    os.replace(name, target)
-
-
-def _mode(target: str) -> int:
-    """Return the permissions that plain writing leaves: the present file's, or the umask's for a new one."""
-    try:
-        return stat.S_IMODE(os.stat(target).st_mode)
+    try:  # temporary files are private: the permissions that plain writing leaves
+        mode = stat.S_IMODE(os.stat(target).st_mode)
     except FileNotFoundError:
         umask = os.umask(0)
         os.umask(umask)
-        return 0o666 & ~umask
+        mode = 0o666 & ~umask
+    os.chmod(name, mode)
+    os.replace(name, target)

@@ -16,8 +16,7 @@ Condition = Callable[[Sequence[Item]], bool]
 
 def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float = 0.0) -> float:
     """Return the 2-norm of all differences over that of the first arrays, or over ``floor`` where that is larger."""
-    # Values that are not finite in the first arrays do not count; where only the second are not finite, the error is
-    # infinite.
+    # Values not finite in the first arrays do not count; where only the second are not finite, the error is infinite.
     square_error = square_norm = 0.0
     for expected_, actual in pairs:
         known = np.isfinite(expected_)
@@ -33,8 +32,7 @@ def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float 
 
 def fewest(order: Sequence[Item], holds: Condition, prune: bool = False) -> list[Item] | None:
     """Return few items for which a condition holds, from the front of an order; None where it does not for all."""
-    # It is asked for about log2 of the number of items; to ``prune`` takes those out that are not needed, which asks
-    # once or twice for each.
+    # It is asked for about log2 of the number of items; to ``prune`` those that are not needed asks once or twice each.
     if holds(order[:0]):
         return []
     if not holds(order):

@@ -83,15 +83,15 @@ def environment() -> dict[str, str]:
         "verdict": f"amp.init() runs {verdict(device_supports())}.",
         "versions": f"gluon_amp {metadata.version('gluon_amp')}, MXNet {mx.__version__}, NumPy {np.__version__}, "
                     f"Python {platform.python_version()}",
-        "CPU": f"{host.cpu_name()}, {os.cpu_count()} logical processors, {host.allowed_cpus()} for this "
-               "process",
+        "CPU": f"{host.cpu_fields().get('model name', 'unknown')}, {os.cpu_count()} logical processors, "
+               f"{host.allowed_cpus()} for this process",
         "its instructions": ", ".join(name for name in _INSTRUCTION_SETS if name in flags) or "none that matter here",
         "oneDNN uses": cpu_isa() + (f", limited by {host.MAX_ISA}" if os.environ.get(host.MAX_ISA) else ""),
         "AMX tiles": host.amx_outcome() or ("not asked for" if "amx_tile" in flags else "none"),
         "threads": (f"OMP_NUM_THREADS={threads}" if threads else "OMP_NUM_THREADS is not set: MXNet takes half of the "
                     "logical processors") + f". {fit}".rstrip(". "),
         "freed memory": f"goes back to the system: {obstacle}" if obstacle else "stays for the next step's arrays",
-        "GPUs": ", ".join(filter(None, map(host.device_name, range(gpus.count())))) or gpus.problem() or "none",
+        "GPUs": ", ".join(host.gpu(number)[0] or "" for number in range(gpus.count())) or gpus.problem() or "none",
         **{f"C++ operators, {library.name}": library.missing or "loaded" for library in native.load()},
     }
 

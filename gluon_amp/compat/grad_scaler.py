@@ -17,11 +17,9 @@ from ..training.loss_scaler import MOST_SCALE, DynamicLossScaler, scale_of
 from ..training.scaling import Loss, check_losses, scaled
 from ..training.trainer_scaler import StepState, TrainerScaler, attach
 
-# torch's scale falls to 0, and never comes back. From here gradients and their squares are normal numbers of FP32, so
-# that good batches train again in FP32 and bfloat16.
+# torch's scale falls to 0 for good. From here on gradients and their squares are normal numbers of FP32.
 _FLOOR = 2.0 ** -32
 _MADE = (StepState.STEPPED, StepState.SKIPPED)
-_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
 
 class _UpdatedLater(DynamicLossScaler):
@@ -208,11 +206,11 @@ class GradScaler:
         """Continue from a result of :meth:`state_dict`, here or of torch; a malformed state changes nothing."""
         if not self._enabled:
             return
-        wanted = ("scale", *_SETTINGS, "_growth_tracker")
+        wanted = ("scale", *self._settings, "_growth_tracker")
         if not isinstance(state_dict, Mapping) or not set(wanted) <= set(state_dict):
             raise ValueError(expected(f"a dict with {', '.join(wanted)}", "state_dict", state_dict)
                              + ". That of a scaler with enabled=False is empty")
-        settings: dict[str, Any] = {name: state_dict[name] for name in _SETTINGS}
+        settings: dict[str, Any] = {name: state_dict[name] for name in self._settings}
         made = _made(state_dict["scale"], **settings)
         made.load_state_dict({**made.state_dict(), "good_steps": state_dict["_growth_tracker"]})
         self._settings = settings

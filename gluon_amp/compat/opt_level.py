@@ -14,7 +14,7 @@ from ..base import checks
 from ..base.aliases import answers
 from ..errors import PolicyError, StateError, closest, expected, warn
 from ..machine.dtypes import FLOAT16, FLOAT32, LOW_PRECISION, normalize
-from ..rules import FP32, WIDEST, Policy, Rule
+from ..rules import FP32, WIDEST, Policy
 from ..rules.tables import WHOLE_NETWORK, table
 from ..session import hooks
 from ..session.init import init
@@ -130,7 +130,6 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         if loss_scale is None:
             options = _scaled_where_needed(options, several)
         scalers = _scalers(options.loss_scale, checks.whole("num_losses", num_losses, 1))
-        checks.whole("verbosity", verbosity, 0)
         disabled = passes.checked(disable_passes)
         _refuse_unfit(networks, several, name)
         in_force.begin()
@@ -270,7 +269,7 @@ def _switch_on(level: str, options: Options, networks: Sequence[Block],
         policies = {device: cast_network(policy) if policy.lowers else policy
                     for device, policy in device_policies(chosen, disabled_passes).items()}
         state = State.on(chosen, policies)
-        announce(chosen, requested, state.rewrites())
+        announce(chosen, requested)
         in_force.marked = state.disabled()  # for networks inside blocks that are hybridized as a whole
     if state is not None or options.cast_model_outputs is not None:
         hooks.install()
@@ -279,13 +278,9 @@ def _switch_on(level: str, options: Options, networks: Sequence[Block],
 
 def cast_network(policy: Policy) -> Policy:
     """Return the policy for a network that is cast as a whole: operators with a correct kernel follow their data."""
-    def follower(rule: Rule) -> Rule:
-        if rule.rule != FP32 or not rule.safe:
-            return rule
-        return replace(rule, rule=WIDEST, note="the network is cast as a whole; mixed inputs widen to FP32")
-
-    known = table(policy.target_dtype)
-    followers = {name: tuple(map(follower, known[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
+    known, note = table(policy.target_dtype), "the network is cast as a whole; mixed inputs widen to FP32"
+    followers = {name: tuple(replace(rule, rule=WIDEST, note=note) if rule.rule == FP32 and rule.safe else rule
+                             for rule in known[name]) for name in WHOLE_NETWORK[policy.target_dtype]}
     return replace(policy, overrides={**followers, **policy.overrides})
 
 

@@ -1,8 +1,7 @@
 """Conversion of trained FP32 networks for mixed-precision inference."""
-from .assignment import uniquely_named
-from .block import ConvertedBlock, calibrate, convert_hybrid_block, memory_flags, traced_network
+from .block import ConvertedBlock, calibrate, convert_hybrid_block, traced_network
 from .calibration import Calibration, batches_of
-from .convert import Conversion, analyse_network, conversion_of
+from .convert import Conversion, analyse_network, conversion_of, memory_flags, uniquely_named
 from .model import convert_bucketing_module, convert_model, convert_symbol
 from .options import MODES, STEPS, ConversionOptions, drawback_here
 from .parameters import check_names, check_parameters, flat, load_model, save_model, shapes_in

@@ -2,15 +2,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Callable, Collection, Mapping, Sequence, Tuple
+from typing import Any, Collection, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import HybridBlock
 
 from .. import passes
 from .._mxnet.arrays import NDArrayWeights, cast_arrays, values_of
@@ -18,80 +18,27 @@ from .._mxnet.engine import Program, interleaved
 from .._mxnet.symbols import first_line, from_graph, to_graph, with_lasting_casts
 from ..base.metrics import fewest, measured, relative_error
 from ..errors import DTypeError, PolicyError, StateError, some_of, warn
-from ..graph import unique_name
 from ..graph.attrs import NOTE
 from ..machine.dtypes import FLOAT32, INT8
 from ..passes import Context, Facts, Int8
-from ..rules import ANY_DEVICE, Device, Policy
+from ..rules import Policy
 from ..rules.tables.groups import CHOOSE_BY_ORDER
 from ..state.in_force import under
 from .calibration import Batch, Calibration, batches_of, collect
-from .convert import Conversion, analyse_network, convert, earlier
-from .int8 import MADE, Plain, Quantizer, decided_in, layers_of
+from .convert import Made, Network, analyse_network, convert, earlier
+from .int8 import MADE, Quantizer, decided_in, layers_of
 from .options import ConversionOptions
 
 WRONG = 0.08  # the error from which on an operator in INT8 is taken for wrong: rounding gives 0.005 to 0.07
-# The error of outputs that is allowed where the user names no limit, and on the batch that decides: with other data the
-# networks of the zoos are up to 1.35 times as far off.
+# Allowed errors of outputs where no limit is named, and on the batch that decides: other data give up to 1.35 times it.
 _FAR, _FAR_HERE = 0.05, 0.035
 _ROUNDS = 5  # of timing
 
 
-@dataclass(frozen=True)
-class Network:
-    """A traced FP32 network that is to be converted."""
-
-    symbol: mx.sym.Symbol
-    arrays: Mapping[str, mx.nd.NDArray]  # its parameters
-    inputs: Sequence[str]  # the names of its data
-    policy: Policy  # for what does not run in INT8
-    device: Device  # where it will run
-    example: Mapping[str, Any]  # data, or shapes of data
-    cast_outputs: bool = True
-    on_cpu: bool = True
-
-    @classmethod
-    def of(cls, symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], inputs: Sequence[str],
-           options: ConversionOptions, devices: Sequence[mx.Context], example: Mapping[str, Any],
-           block: Block | None = None) -> Network:
-        """Return a network as options ask for it, on devices of one kind."""
-        before = to_graph(symbol).operators()
-        symbol = uniquely_named(symbol) if options.is_int8 else symbol  # ranges and errors go by names
-        graph = to_graph(symbol)
-        policy, device = options.policy(graph, devices, block)
-        again = [node.name for old, node in zip(before, graph.operators()) if old.name in policy.excluded]
-        return cls(symbol, arrays, inputs, replace(policy, excluded=policy.excluded.union(again)), device, example,
-                   options.cast_outputs, devices[0].device_type != "gpu")
-
-
-@dataclass(frozen=True)
-class Made:
-    """A converted network."""
-
-    symbol: mx.sym.Symbol
-    arrays: Mapping[str, mx.nd.NDArray]
-    record: Conversion
-    quantizer: Quantizer | None = None
-
-
-Build = Callable[[Made], HybridBlock]
-_Found = Tuple[Sequence[str], Made]  # a network, and its layers that are not in INT8
-
-
-def uniquely_named(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a symbol whose operators have names of their own. Outputs keep theirs."""
-    graph = to_graph(symbol)
-    taken = {node.name for node in graph.variables()}
-    for node in dict.fromkeys([*(head.node for head in graph.heads), *graph.operators()]):
-        if not node.is_variable:
-            node.name = unique_name(node.name, taken)
-    return from_graph(graph, symbol)
-
-
-def converted_network(network: Network, options: ConversionOptions, build: Build) -> Made:
+def converted_network(network: Network, options: ConversionOptions) -> Made:
     """Convert a network, whose layers run in INT8 where that is asked for, right, and keeps what was asked for."""
     if not options.is_int8:
-        return _converted(network, network.policy, is_trial=False)
+        return convert(network)
     record = earlier(to_graph(network.symbol), INT8)
     if record is not None:
         return Made(network.symbol, network.arrays, record)
@@ -100,15 +47,7 @@ def converted_network(network: Network, options: ConversionOptions, build: Build
                          "device=mx.cpu()")
     if not network.policy.runs("fuse"):
         raise PolicyError("INT8 needs the pass 'fuse': expected it in optimize, and not in disable_passes")
-    return _Search(network, options, build).fastest()
-
-
-def _converted(network: Network, policy: Policy, quantizer: Quantizer | None = None, is_trial: bool = True) -> Made:
-    weights = NDArrayWeights(network.arrays) if quantizer is None else quantizer.weights
-    device = network.device if policy is network.policy else ANY_DEVICE  # FP32, which depends on none
-    symbol, record = convert(network.symbol, weights, policy, device, network.example, on_cpu=network.on_cpu,
-                             cast_outputs=network.cast_outputs, is_trial=is_trial, quantize=quantizer)
-    return Made(symbol, weights.arrays, record, quantizer)
+    return _Search(network, options).fastest()
 
 
 def _in_fp32(policy: Policy) -> Policy:
@@ -116,15 +55,15 @@ def _in_fp32(policy: Policy) -> Policy:
     return Policy(FLOAT32, training=False, excluded=policy.excluded, disabled_passes=policy.disabled_passes)
 
 
-def prepared(network: Network) -> Plain:
-    """Return a network as all its conversions begin, BatchNorm folded."""
+def prepared(network: Network) -> Network:
+    """Return a network as all its conversions begin, BatchNorm folded: its tensors have the names of the ranges."""
     graph, weights = to_graph(network.symbol), NDArrayWeights(network.arrays)
     analyse_network(network.symbol, graph, weights, {}, {})
     passes.run(graph, Context.of(graph, _in_fp32(network.policy), facts=Facts(recorded=False), weights=weights))
-    return Plain(from_graph(graph, network.symbol), weights.arrays)
+    return replace(network, symbol=from_graph(graph, network.symbol), arrays=weights.arrays)
 
 
-def calibrated(options: ConversionOptions, network: Network, plain: Plain) -> tuple[Calibration, Batch]:
+def calibrated(options: ConversionOptions, network: Network, plain: Network) -> tuple[Calibration, Batch]:
     """Return the ranges that were given, or collect them; and some data to try the network on."""
     given = options.calib_data
     if isinstance(given, Calibration):
@@ -142,18 +81,19 @@ def calibrated(options: ConversionOptions, network: Network, plain: Plain) -> tu
     if first is None:
         raise StateError("calib_data gave no batch: expected a loader, an iterator or arrays with some data. A "
                          "generator that was used before gives nothing: make a new one")
-    return collect(*plain, chain([first], batches), options.calib_mode), first
+    return collect(plain.symbol, plain.arrays, chain([first], batches), options.calib_mode), first
 
 
 class _Search:
     """Finds the fastest assignment that keeps a metric, or an error of the outputs, among layers right in INT8."""
 
-    def __init__(self, network: Network, options: ConversionOptions, build: Build):
-        self._network, self._options, self._build = network, options, build
+    def __init__(self, network: Network, options: ConversionOptions):
+        self._network, self._options = network, options
         plain = prepared(network)
         self._calibration, self._batch = calibrated(options, network, plain)
         with under(None):
-            self._results = [values_of(each).astype("float64") for each in Program(*plain)(self._batch)]
+            given = Program(plain.symbol, plain.arrays)(self._batch)
+            self._results = [values_of(each).astype("float64") for each in given]
         if not any(np.isfinite(each).any() for each in self._results):
             raise StateError("expected a network that gives finite values on the first batch of calib_data, found none "
                              "in FP32: nothing tells whether INT8 is right. Look for what makes infinities or NaN")
@@ -175,9 +115,9 @@ class _Search:
         self._reference = 0.0
         if options.metric is not None:
             made = self._made(self._order, fp32)
-            self._reference = self._measured(made, self._build(made))
+            self._reference = self._measured(made, network.built(made))
 
-    def _errors_alone(self, plain: Plain) -> dict[str, float]:
+    def _errors_alone(self, plain: Network) -> dict[str, float]:
         """Measure MXNet's INT8 operators one by one; keep those that are wrong out of INT8."""
         made = self._made((), self._network.policy)
         if made.quantizer is None:
@@ -194,11 +134,11 @@ class _Search:
         """Convert the network with all layers in INT8 but some."""
         layers = frozenset(self._order).difference(wide)
         if not layers:
-            return _converted(self._network, policy)
+            return convert(self._network, policy)
         while True:
             quantizer = Quantizer(Int8(layers, self._wrong), self._calibration, policy.excluded,
                                   NDArrayWeights(self._network.arrays), self._network.symbol)
-            made = _converted(self._network, policy, quantizer)
+            made = convert(self._network, policy, quantizer)
             wrong = quantizer.wrong_sums() - self._wrong
             if not wrong:
                 return made
@@ -210,16 +150,16 @@ class _Search:
             found = self._holding(policy)
             if found:
                 with under(None):
-                    runs = [partial(self._run, self._build(made)) for _, made in found]
+                    runs = [partial(self._run, self._network.built(made)) for made in found]
                     times = interleaved(runs, _ROUNDS, warm_up=2, of=min)
-                return self._recorded(*min(zip(found, times), key=itemgetter(1))[0])
+                return self._recorded(min(zip(found, times), key=itemgetter(1))[0])
         if self._options.only_int8:
             raise StateError(f"with all layers in INT8 the network is not within {self._limit:g} of FP32 (found "
                              f"{self._trials[0]['value']:.4g}): name other types in dtypes, too")
         raise StateError(f"not even FP32 is within {self._limit:g} of itself: the metric differs from run to run. Look "
                          "for random data or random operators in it")
 
-    def _holding(self, policy: Policy) -> list[_Found]:
+    def _holding(self, policy: Policy) -> list[Made]:
         """Return the networks that hold with a type beside INT8: of all layers in INT8, as many as may be, and none."""
         order = [] if self._options.only_int8 else self._order
         tried = lru_cache(maxsize=None)(lambda count: self._tried(order[:count], policy))
@@ -227,10 +167,10 @@ class _Search:
         sizes = {len(order)} if wide is None else {len(wide), len(order)}
         return [each for each in map(tried, sorted(sizes)) if each is not None]
 
-    def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
+    def _tried(self, wide: Sequence[str], policy: Policy) -> Made | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""
         made, count = self._made(wide, policy), len(self._order) - len(wide)
-        block = self._build(made)
+        block = self._network.built(made)
         try:
             with under(None):
                 for _ in range(2):  # what is wrong with static memory shows in the second call
@@ -243,7 +183,7 @@ class _Search:
         lost = -loss if self._options.metric is not None and self._options.greater_is_better else loss
         held = lost <= self._limit and math.isfinite(value)
         self._trials.append({"int8": count, "beside": policy.target_dtype, "value": value, "holds": held})
-        return (wide, made) if held else None
+        return made if held else None
 
     def _measured(self, made: Made, block: HybridBlock) -> float:
         """Return the metric of a network, or the error of its outputs."""
@@ -267,24 +207,23 @@ class _Search:
         block(*self._batch.values())
         mx.nd.waitall()
 
-    def _recorded(self, wide: Sequence[str], made: Made) -> Made:
+    def _recorded(self, made: Made) -> Made:
         """Return a converted network with the record of what runs in INT8, and why others do not."""
         layers, error = sorted(made.quantizer.int8.layers) if made.quantizer else [], self._error(made)
         reason = ("the network is no faster with it in INT8" if self._trials[0]["holds"] else
                   "the network is not accurate enough with it")
-        record = replace(made.record, int8=tuple(layers), wide={**self._reasons, **dict.fromkeys(wide, reason)},
+        wide = dict.fromkeys((name for name in self._order if name not in layers), reason)
+        record = replace(made.record, int8=tuple(layers), wide={**self._reasons, **wide},
                          error=error, layer_errors={name: self._errors[name] for name in layers},
                          trials=tuple(self._trials))
         all_int8 = self._trials[0]["value"]
-        allowed = _FAR if self._options.only_int8 else _FAR_HERE
-        if self._is_own_limit and self._order and allowed < all_int8 < math.inf:
-            kept = f"{len(self._order) - len(layers)} of {len(self._order)} layers stay in another type"
-            if self._options.only_int8:
-                warn(f"outputs in INT8 are {error:.1%} off FP32: leave dtypes out, and layers stay in another type "
-                     f"until they are at most {_FAR:.0%} off")
-            else:
-                warn(f"with all layers in INT8 outputs are {all_int8:.1%} off FP32, so that {kept}: name what is "
-                     "allowed, by max_error, or by metric and budget")
+        far = _FAR if self._options.only_int8 else _FAR_HERE
+        if self._is_own_limit and self._order and far < all_int8 < math.inf:
+            remedy = (f"leave dtypes out, and layers stay in another type until they are at most {_FAR:.0%} off"
+                      if self._options.only_int8 else
+                      f"{len(self._order) - len(layers)} of {len(self._order)} layers stay in another type. Name what "
+                      "is allowed, by max_error, or by metric and budget")
+            warn(f"with all layers in INT8 outputs are {all_int8:.1%} off FP32: {remedy}")
         graph = to_graph(made.symbol)
         notes = {**record.wide, **{name: f"in INT8: by itself {error:.1%} off FP32"
                                    for name, error in record.layer_errors.items()}}

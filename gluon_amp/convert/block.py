@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import nullcontext, suppress
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -12,20 +12,22 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
 from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays, first_array, needs_gradient
-from .._mxnet.symbols import NumpySymbol, to_graph
+from .._mxnet.symbols import NumpySymbol, from_graph, to_graph
 from ..base import checks
 from ..errors import GraphError, StateError, some_of
-from ..graph import Graph, has_control_flow
-from ..machine.dtypes import BFLOAT16, FLOAT32, INT8
+from ..graph import Entry, cast, redirect, unique_name
+from ..graph.attrs import DTYPE, TYPE_FLAGS
+from ..machine.dtypes import BFLOAT16, FLOAT32, INT8, LOW_PRECISION
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import refuse_trained
 from ..plan.planner import spoilt_gradients
 from ..session.hooks import kept_in_place
+from ..state.blocks import is_target
 from ..state.devices import require_bfloat16
 from ..state.state import State
-from .assignment import Made, Network, calibrated, converted_network, prepared
+from .assignment import calibrated, converted_network, prepared
 from .calibration import Calibration
-from .convert import Conversion, with_fp32_parameters
+from .convert import Conversion, Network
 from .options import Conditions, ConversionOptions, Names
 from .parameters import flat, save_model, split
 
@@ -78,8 +80,22 @@ class ConvertedBlock(SymbolBlock):
         arrays = blocks.parameters_of(self, [name for name in symbol.list_inputs() if name not in names])
         if isinstance(symbol, NumpySymbol):
             # MXNet cannot make a gradient buffer for a bfloat16 parameter of a NumPy-style network when it loads one.
-            symbol, arrays = with_fp32_parameters(symbol, arrays)
+            symbol, arrays = _with_fp32_parameters(symbol, arrays)
         return save_model(path, epoch, symbol, *split(symbol, arrays))
+
+
+def _with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tuple[mx.sym.Symbol, dict[str, Any]]:
+    """Undo ``cast_params_offline``: parameters are FP32 again and cast in the graph, to the same values."""
+    graph = to_graph(symbol)
+    names = {node.name for node in graph.nodes()}
+    low, moved = {str(TYPE_FLAGS[dtype]): dtype for dtype in LOW_PRECISION}, {}
+    for node in graph.variables():
+        dtype = low.get(node.attrs.get(DTYPE, ""))
+        if dtype is not None and node.name in arrays:
+            moved[Entry(node).key] = cast(Entry(node), dtype, unique_name(f"{node.name}_{dtype}", names))
+            node.attrs = {key: value for key, value in node.attrs.items() if key != DTYPE}
+    redirect(graph, moved)
+    return from_graph(graph, symbol), {name: cast_arrays(array, FLOAT32) for name, array in arrays.items()}
 
 
 def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target_dtype_ops: Names = None,
@@ -118,22 +134,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target
         raise TypeError(f"expected a HybridBlock, received {type(block).__name__}, a Block that runs Python code at "
                         "every call and cannot be traced: make it a HybridBlock, or convert the hybrid blocks in it")
     checks.instance("block", block, HybridBlock, "a HybridBlock")
-    network, traced, devices = traced_network(block, asked)
-
-    def build(made: Made) -> ConvertedBlock:
-        return built(ConvertedBlock, made, network, traced.inputs, devices, traced.formats)
-
-    return build(converted_network(network, asked, build))
-
-
-def built(kind: type[ConvertedBlock], made: Made, network: Network, inputs: Sequence[mx.sym.Symbol],
-          devices: Sequence[mx.Context], formats: tuple[Any, Any] | None = None) -> ConvertedBlock:
-    """Make a block of a converted network, hybridized."""
-    state = State({"cpu": network.policy}, {"cpu": network.device}) if network.on_cpu else None
-    block = kind(made.symbol, inputs, made.record, state)
-    blocks.load_parameters(block, made.arrays, devices, formats)
-    block.hybridize(**memory_flags(to_graph(network.symbol)))
-    return block
+    network = traced_network(block, asked)
+    return network.built(converted_network(network, asked))
 
 
 def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", calib_batches: int | None = None, *,
@@ -155,30 +157,22 @@ def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", ca
     checks.instance("block", block, HybridBlock, "a HybridBlock")
     options = ConversionOptions(INT8, exclude=exclude, device=mx.cpu(), data_example=data_example,
                                 calib_data=calib_data, calib_mode=calib_mode, calib_batches=calib_batches)
-    network = traced_network(block, options)[0]
+    network = traced_network(block, options)
     return calibrated(options, network, prepared(network))[0]
 
 
-def traced_network(block: HybridBlock, options: ConversionOptions
-                   ) -> tuple[Network, blocks.Trace, Sequence[mx.Context]]:
-    """Trace a block; return what is to be converted, and the devices that it lives on."""
+def traced_network(block: HybridBlock, options: ConversionOptions) -> Network:
+    """Trace a block; return what is to be converted."""
     example = options.data_example
     if example is not None:
         example = list(example) if isinstance(example, (list, tuple)) else [example]
-    traced = _traced(block, example, options.excludes)
+    traced = _traced(block, example, lambda inner: any(is_target(inner, target) for target in options.exclude))
     inputs = [data.name for data in traced.inputs]
     parameter = next(iter(block.collect_params().values()), None)
     devices = options.device or ([mx.context.current_context()] if parameter is None else parameter.list_ctx())
     arrays = blocks.parameters_of(block, [name for name in traced.symbol.list_inputs() if name not in inputs])
-    return (Network.of(traced.symbol, arrays, inputs, options, devices, dict(zip(inputs, flat(example))), block),
-            traced, devices)
-
-
-def memory_flags(graph: Graph) -> dict[str, bool]:
-    """Return the flags that a network for inference is hybridized with: it has memory of its own if it has no loops."""
-    # Without, fused layers bring their weights into oneDNN's layout, or INT8, in every call: AlexNet takes four times
-    # as long. In loops MXNet's _foreach would give what was in that memory before.
-    return dict.fromkeys(("static_alloc", "static_shape"), not has_control_flow(graph))
+    return Network.of(traced.symbol, arrays, inputs, options, devices, dict(zip(inputs, flat(example))), block,
+                      kind=ConvertedBlock, variables=traced.inputs, formats=traced.formats)
 
 
 def _traced(block: HybridBlock, example: Sequence[Any] | None, is_excluded: Callable[[Block], bool]) -> blocks.Trace:

@@ -8,23 +8,25 @@ from importlib import metadata
 from typing import Any, Callable, Collection, Mapping, Sequence
 
 import mxnet as mx
+from mxnet.gluon import Block, HybridBlock
 
 from .. import passes
-from .._mxnet.arrays import NamesOnly, cast_arrays
+from .._mxnet import blocks
+from .._mxnet.arrays import NamesOnly, NDArrayWeights
 from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
 from ..errors import GraphError, some_of, warn
-from ..graph import CAST, MULTICAST, Consumers, Entry, Graph, Node, Role, cast, operator, redirect, unique_name
+from ..graph import CAST, MULTICAST, Consumers, Entry, Graph, Node, Role, has_control_flow, operator, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
 from ..machine.dtypes import FLOAT16, FLOAT32, FLOAT64, INT8, LOW_PRECISION
 from ..machine.host import keep_freed_memory
 from ..passes import Context, Facts
 from ..passes.float16 import widen
-from ..rules import Cause, Device, Policy
+from ..rules import ANY_DEVICE, Cause, Device, Policy
 from ..session.hooks import watch_symbols
-from .int8 import Quantizer
+from ..state.state import State
+from .options import ConversionOptions
 from .parameters import shapes_in
 
-_LOW_FLAGS = {str(TYPE_FLAGS[dtype]): dtype for dtype in LOW_PRECISION}
 # Why the operators of a network stay in FP32, where none is lowered; the first reason found counts.
 _REASONS = {
     Cause.REGION: "its operators were made with AMP off, in amp.autocast(enabled=False) or in an excluded block",
@@ -108,16 +110,88 @@ def earlier(graph: Graph, wanted: str) -> Conversion | None:
     return records[0] if all(records) else None
 
 
-def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device, example: Mapping[str, Any], *,
-            on_cpu: bool = True, cast_outputs: bool = True, is_trial: bool = False,
-            quantize: Quantizer | None = None) -> tuple[mx.sym.Symbol, Conversion]:
-    """Convert a symbol, with arrays or shapes of data for an example; ``quantize`` is for fused graphs in INT8."""
+def uniquely_named(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a symbol whose operators have names of their own. Outputs keep theirs."""
+    graph = to_graph(symbol)
+    taken = {node.name for node in graph.variables()}
+    for node in dict.fromkeys([*(head.node for head in graph.heads), *graph.operators()]):
+        if not node.is_variable:
+            node.name = unique_name(node.name, taken)
+    return from_graph(graph, symbol)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A traced FP32 network that is to be converted."""
+
+    symbol: mx.sym.Symbol
+    arrays: Mapping[str, mx.nd.NDArray]  # its parameters
+    inputs: Sequence[str]  # the names of its data
+    policy: Policy  # for what does not run in INT8
+    device: Device  # where it will run
+    devices: Sequence[mx.Context]  # the same, as MXNet names them; of one kind
+    example: Mapping[str, Any]  # data, or shapes of data
+    cast_outputs: bool = True
+    # Of the block that is made of it: its class, its variables, and the nesting of its arguments and results.
+    kind: Any = None
+    variables: Sequence[mx.sym.Symbol] = ()
+    formats: tuple[Any, Any] | None = None
+
+    @classmethod
+    def of(cls, symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], inputs: Sequence[str],
+           options: ConversionOptions, devices: Sequence[mx.Context], example: Mapping[str, Any],
+           block: Block | None = None, **of_block: Any) -> Network:
+        """Return a network as options ask for it, on devices of one kind."""
+        before = to_graph(symbol).operators()
+        symbol = uniquely_named(symbol) if options.is_int8 else symbol  # ranges and errors go by names
+        graph = to_graph(symbol)
+        policy, device = options.policy(graph, devices, block)
+        again = [node.name for old, node in zip(before, graph.operators()) if old.name in policy.excluded]
+        policy = replace(policy, excluded=policy.excluded.union(again))
+        return cls(symbol, arrays, inputs, policy, device, devices, example, options.cast_outputs, **of_block)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it will run on CPUs."""
+        return self.devices[0].device_type != "gpu"
+
+    def built(self, made: Made) -> HybridBlock:
+        """Make a block of the converted network, hybridized."""
+        block = self.kind(made.symbol, self.variables, made.record,
+                          State({"cpu": self.policy}, {"cpu": self.device}) if self.on_cpu else None)
+        blocks.load_parameters(block, made.arrays, self.devices, self.formats)
+        block.hybridize(**memory_flags(to_graph(self.symbol)))
+        return block
+
+
+def memory_flags(graph: Graph) -> dict[str, bool]:
+    """Return the flags that a network for inference is hybridized with: it has memory of its own if it has no loops."""
+    # Without, fused layers bring their weights into oneDNN's layout, or INT8, in every call: AlexNet takes four times
+    # as long. In loops MXNet's _foreach would give what was in that memory before.
+    return dict.fromkeys(("static_alloc", "static_shape"), not has_control_flow(graph))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A converted network."""
+
+    symbol: mx.sym.Symbol
+    arrays: Mapping[str, mx.nd.NDArray]
+    record: Conversion
+    quantizer: Any = None
+
+
+def convert(network: Network, trial: Policy | None = None, quantizer: Any = None, weights: Any = None) -> Made:
+    """Convert a network; or try another policy on it, and layers in INT8. Values of ``weights`` may be unknown."""
     keep_freed_memory()
+    symbol, example, policy = network.symbol, network.example, trial or network.policy
+    device = network.device if policy is network.policy else ANY_DEVICE  # FP32, which depends on none
+    weights = weights or (NDArrayWeights(network.arrays) if quantizer is None else quantizer.weights)
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
     graph = to_graph(symbol)
     record = earlier(graph, policy.target_dtype)
     if record is not None:
-        return symbol, record
+        return Made(symbol, weights.arrays, record, quantizer)
     not_finite = weights.not_finite()
     if not_finite:
         warn(f"the network is converted with infinite or NaN values in {some_of(not_finite)}: its results are wrong. "
@@ -125,33 +199,34 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device,
     outputs = symbol.list_outputs()
     analyse_network(symbol, graph, weights, dtypes, shapes_in(example, "data_example"))
     # A GPU has no fused operators, and imitated types are not oneDNN's.
-    has_engine = on_cpu and not device.imitated
+    has_engine = network.on_cpu and not device.imitated
     fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # there are no gradients behind them
-    context = Context.of(graph, policy, device, facts=Facts(recorded=not fuses), keep_outputs=cast_outputs,
-                         weights=weights, int8=quantize and quantize.int8)
+    context = Context.of(graph, policy, device, facts=Facts(recorded=not fuses), keep_outputs=network.cast_outputs,
+                         weights=weights, int8=quantizer and quantizer.int8)
     counts = passes.run(graph, context)
-    made = _counted(graph, policy, device, counts)
+    record = _counted(graph, policy, device, counts)
     for node in graph.operators():  # what gives the program's results has their names: behind a padded one the cut
         if node.stands_for and node.inputs[0].node.name == node.stands_for:
             node.inputs[0].node.name, node.name = graph.new_name(f"{node.stands_for}_padded"), node.stands_for
     graph.forget(REGION)
     _say_types(graph, set(dtypes))
     if policy.runs("fuse"):
-        counts["fuse"] = _fuse(graph, context, symbol, quantize) if has_engine else 0
-    record = replace(made, steps={each.name: counts[each.name] for each in passes.PASSES
+        counts["fuse"] = _fuse(graph, context, symbol, quantizer) if has_engine else 0
+    record = replace(record, steps={each.name: counts[each.name] for each in passes.PASSES
                                   if each.is_step and each.name in counts})
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
     record.write(graph)
     for node in graph.variables() if fuses or counts.get("fuse") else ():
         node.attrs = {INFERENCE: "MXNet gives zeros behind fused operators", **node.attrs}
     watch_symbols()
-    if record.reason and policy.lowers and not is_trial:
+    if record.reason and policy.lowers and trial is None:
         warn(f"the converted network stays in FP32: {record.reason}")
     needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
-    return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
+    symbol = with_lasting_casts(from_graph(graph, symbol), needs_casts)
+    return Made(symbol, weights.arrays, record, quantizer)
 
 
-def _fuse(graph: Graph, context: Context, symbol: mx.sym.Symbol, quantize: Quantizer | None) -> int:
+def _fuse(graph: Graph, context: Context, symbol: mx.sym.Symbol, quantize: Any) -> int:
     """Replace a graph by what MXNet's fusion, and its quantizer, make of it; return how many fused operators it has."""
     if any(FLOAT64 in node.dtypes for node in graph.operators()):
         return 0  # oneDNN has no kernels for float64
@@ -231,20 +306,6 @@ def _widened(graph: Graph, weights: Any, dtypes: Mapping[str, str]) -> bool:
         return bool(low)
     data = [node.name for node in variables if node.name not in weights and DTYPE not in node.attrs]
     return bool(widen(graph, {**dict.fromkeys(data if has_halves else (), FLOAT16), **dtypes})) or bool(low)
-
-
-def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tuple[mx.sym.Symbol, dict[str, Any]]:
-    """Undo ``cast_params_offline``: parameters are FP32 again and cast in the graph, to the same values."""
-    graph = to_graph(symbol)
-    names = {node.name for node in graph.nodes()}
-    moved = {}
-    for node in graph.variables():
-        dtype = _LOW_FLAGS.get(node.attrs.get(DTYPE, ""))
-        if dtype is not None and node.name in arrays:
-            moved[Entry(node).key] = cast(Entry(node), dtype, unique_name(f"{node.name}_{dtype}", names))
-            node.attrs = {key: value for key, value in node.attrs.items() if key != DTYPE}
-    redirect(graph, moved)
-    return from_graph(graph, symbol), {name: cast_arrays(array, FLOAT32) for name, array in arrays.items()}
 
 
 def name_outputs(graph: Graph, wanted: Sequence[str], current: Callable[[], Sequence[str]]) -> None:

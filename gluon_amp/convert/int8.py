@@ -22,6 +22,7 @@ from ..passes.inference import FLATTEN, LAYERS
 from ..rules import Policy
 from ..state.in_force import under
 from .calibration import Batch, Calibration
+from .convert import Network
 
 _AT_ONCE = 8  # operators whose errors are measured together: their FP32 tensors are in memory
 _PARTS = 3  # of a tensor in INT8: its values, and its range
@@ -38,13 +39,6 @@ _JOIN, _HIDDEN_JOIN = "Concat", "_rnn_param_concat"
 # are rounded by the scale of filter 2. One filter in a group is right.
 _WRONG_GROUPS = "MXNet rounds weights of convolutions in groups by wrong scales"
 _SEQUENCES = "MXNet has no convolution of sequences in INT8"
-
-
-class Plain(NamedTuple):
-    """A network in FP32 before types are decided, whose tensors have the names that ranges go by."""
-
-    symbol: mx.sym.Symbol
-    arrays: Mapping[str, mx.nd.NDArray]  # its parameters
 
 
 class _Origin(NamedTuple):
@@ -134,7 +128,7 @@ class Quantizer:
         """Return the attributes that tell MXNet the range of a tensor of the program."""
         return dict(zip(_RANGE, map(repr, self.calibration.range_of(tensor) or ())))
 
-    def errors(self, plain: Plain, batch: Batch) -> dict[str, float]:
+    def errors(self, plain: Network, batch: Batch) -> dict[str, float]:
         """Return the relative error of every operator in INT8, on FP32 inputs; infinite where MXNet cannot run it."""
         nodes = [node for node in self.graph.operators() if node.name.startswith(MADE)]
         graph = to_graph(plain.symbol)

@@ -9,14 +9,14 @@ from mxnet.module import BucketingModule
 from .._mxnet import blocks
 from .._mxnet.arrays import NamesOnly, wait_for_statistics
 from .._mxnet.invoke import zeros_for
-from .._mxnet.symbols import to_graph, typed_variables
+from .._mxnet.symbols import typed_variables
 from ..base import checks
 from ..errors import DTypeError, GraphError, StateError
-from .assignment import Network, converted_network
-from .block import ConvertedBlock, built
-from .convert import Conversion, convert
+from .assignment import converted_network
+from .block import ConvertedBlock
+from .convert import Made, Network, convert
 from .options import Conditions, ConversionOptions, Names
-from .parameters import Arrays, check_names, check_parameters, is_label, split
+from .parameters import LABEL, Arrays, check_names, check_parameters, split
 
 Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
 
@@ -41,10 +41,6 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     **options
         Those of :class:`ConversionOptions`, but for ``data_example`` and INT8's. No optimisation is on by default. With
         ``optimize='all'`` the symbol runs on CPUs only, and gives no gradients.
-
-    Returns
-    -------
-    Symbol
     """
     asked = ConversionOptions.of("convert_symbol", locals(), without=["data_example"])
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
@@ -55,9 +51,8 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     check_names(data_names or (), names, "data_names")
     typed = typed_variables(sym)
     weights = NamesOnly([name for name in names if (name in typed if data_names is None else name not in data_names)])
-    device = (asked.device or [mx.context.current_context()])[0]
-    return convert(sym, weights, *asked.policy(to_graph(sym), [device]), {}, on_cpu=device.device_type != "gpu",
-                   cast_outputs=asked.cast_outputs)[0]
+    devices = asked.device or [mx.context.current_context()]
+    return convert(Network.of(sym, {}, [], asked, devices[:1], {}), weights=weights).symbol
 
 
 def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, target_dtype: object = None,
@@ -94,7 +89,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     if asked.data_example is not None:
         checks.instance("data_example", asked.data_example, Mapping, "a dict of input name to NDArray or shape")
     wait_for_statistics()
-    return _converted_model(sym, {**arg_params, **aux_params}, asked)[0]
+    made = _converted_model(sym, {**arg_params, **aux_params}, asked)
+    return (made.symbol, *split(made.symbol, made.arrays))
 
 
 def _refuse_int8(options: ConversionOptions) -> None:
@@ -112,20 +108,17 @@ class _Unlabelled(ConvertedBlock):
         return super().forward(x, *args, *labels.values())
 
 
-def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: ConversionOptions) -> tuple[Converted, Conversion]:
+def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: ConversionOptions) -> Made:
     names, example = sym.list_inputs(), options.data_example or {}
     check_names(options.data_names or (), names, "data_names")
     check_parameters(sym, arrays, options.data_names)
     check_names(example, names, "data_example")
     used = {name: array for name, array in arrays.items() if name in set(names)}
-    data = options.data_names or [name for name in names if name not in used and not is_label(name)]
+    data = options.data_names or [name for name in names if name not in used and not name.endswith(LABEL)]
     labels = [name for name in names if name not in used and name not in data]
     devices = options.device or [mx.context.current_context()]
-    network = Network.of(sym, used, data, options, devices[:1], example)
-
-    inputs = list(map(mx.sym.var, [*data, *labels]))
-    made = converted_network(network, options, lambda made: built(_Unlabelled, made, network, inputs, devices[:1]))
-    return (made.symbol, *split(made.symbol, made.arrays)), made.record
+    return converted_network(Network.of(sym, used, data, options, devices[:1], example, kind=_Unlabelled,
+                                        variables=list(map(mx.sym.var, [*data, *labels]))), options)
 
 
 def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: object = None,
@@ -159,15 +152,15 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     arg_params, aux_params = bucketing_mod.get_params()
     arrays = {**arg_params, **aux_params}
     results = {key: _converted_model(symbol, arrays, asked) for key, symbol in symbols.items()}
-    args, aux = (_merged([model[part] for model, _ in results.values()]) for part in (1, 2))
+    args, aux = map(_merged, zip(*(split(each.symbol, each.arrays) for each in results.values())))
 
     def converted_sym_gen(key: Any) -> tuple[mx.sym.Symbol, Any, Any]:
         symbol, data_names, label_names = sym_gen(key)
-        return _converted_model(symbol, arrays, asked)[0][0], data_names, label_names
+        return _converted_model(symbol, arrays, asked).symbol, data_names, label_names
 
-    made = blocks.rebuilt(bucketing_mod, {key: model[0] for key, (model, _) in results.items()}, converted_sym_gen,
-                           args, aux)
-    made.conversion = next(record for _, record in results.values())
+    made = blocks.rebuilt(bucketing_mod, {key: each.symbol for key, each in results.items()}, converted_sym_gen,
+                          args, aux)
+    made.conversion = next(iter(results.values())).record
     return made
 
 

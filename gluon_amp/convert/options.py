@@ -114,7 +114,7 @@ class ConversionOptions:
     disable_passes: Any = None  # behind the checks: all passes that are off
     cast_params_offline: Any = None
     cast_outputs: bool = True
-    device: Any = None  # behind the checks: a tuple, empty where the user leaves that open
+    device: Any = None  # behind the checks: a list, empty where the user leaves that open
     data_example: Any = None
     data_names: Any = None
     calib_data: Any = None
@@ -135,20 +135,15 @@ class ConversionOptions:
             if name not in known and name not in _ALIASES:
                 hint = f": {NO_TUNING}" if name == "tuning" else f".{closest(name, known)}"
                 raise TypeError(f"amp.{function} has no argument {name!r}{hint}")
-        excluded_sym_names = given["excluded_sym_names"]
-        if isinstance(excluded_sym_names, str):
-            raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
         asked = {name: value for name, value in {**given, **defaults, **given["options"]}.items()
                  if name in known or name in _ALIASES}
-        asked["device"] = _devices("device", asked.get("device"))
         for alias, own in _ALIASES.items():
             value = asked.pop(alias, None)
-            value = _devices(alias, value) if own == "device" else value
             if value is not None and asked.get(own) not in (None, value):
                 raise ValueError(f"{alias} and {own} mean the same: expected one of them, received {alias}={value!r} "
                                  f"and {own}={asked[own]!r}")
             asked[own] = asked.get(own) if value is None else value
-        asked["exclude"] = [*_listed(asked.get("exclude")), *_listed(excluded_sym_names)]
+        asked["exclude"] = [*_listed(asked.get("exclude")), *_listed(given["excluded_sym_names"])]
         return cls(**asked)
 
     def __post_init__(self) -> None:
@@ -161,7 +156,8 @@ class ConversionOptions:
         for target in self.exclude:
             if not can_be_target(target):
                 raise PolicyError(expected("names of nodes or blocks, blocks, or classes of blocks", "exclude", target))
-        self.device = () if self.device is None else _devices("device", self.device)
+        self.device = () if self.device is None else checks.one_or_several("device", self.device, mx.Context,
+                                                                           "a Context")
         optimize = "all" if self.optimize is None and self.is_int8 else self.optimize
         self.disable_passes = disabled_passes(optimize, self.cast_params_offline, self.disable_passes)
 
@@ -172,16 +168,10 @@ class ConversionOptions:
             told = ", ".join(f"{device} ({own.dtype})" for device, own in chosen.items())
             raise DTypeError(f"expected devices that run one converted network, received {told}: convert it for each "
                              "by itself, with device=")
-        kind = f"gpu({devices[0].device_id})" if devices[0].device_type == "gpu" else "cpu"
-        policies = device_policies({kind: chosen[devices[0]]}, target_precision_ops=self.target_dtype_ops,
-                                   fp32_ops=self.fp32_ops, conditional_fp32_ops=self.conditional_fp32_ops)
-        policy = replace(policies[kind], excluded=self._excluded(graph, block), training=False,
-                         disabled_passes=self.disable_passes)
-        return policy, Device.of(chosen[devices[0]])
-
-    def excludes(self, block: Block) -> bool:
-        """Tell whether a block is excluded by itself."""
-        return any(is_target(block, target) for target in self.exclude)
+        own = chosen[devices[0]]
+        policy = device_policies({"": own}, self.disable_passes, target_precision_ops=self.target_dtype_ops,
+                                 fp32_ops=self.fp32_ops, conditional_fp32_ops=self.conditional_fp32_ops)[""]
+        return replace(policy, excluded=self._excluded(graph, block), training=False), Device.of(own)
 
     def _excluded(self, graph: Graph, block: Block | None) -> frozenset[str]:
         """Name the operators to keep in FP32; tracing has marked those in excluded blocks."""
@@ -193,10 +183,9 @@ class ConversionOptions:
             chosen.update(matching)
             if matching or any(is_target(inner, target) for inner in inside):
                 continue
-            if isinstance(target, str):
-                raise PolicyError(f"exclude: the network has no node or block {target!r}.{closest(target, operators)}")
-            what = target.__name__ if isinstance(target, type) else target.name
-            raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
+            name = target if isinstance(target, str) else getattr(target, "__name__", None) or target.name
+            raise PolicyError(f"exclude: the network has no node or block {name!r} that runs an operator."
+                              f"{closest(name, operators)}")
         return frozenset(chosen)
 
     def _read_int8(self) -> str | None:
@@ -216,10 +205,6 @@ class ConversionOptions:
             raise PolicyError(expected("at most one of 'bfloat16' and 'float16'", "dtypes", self.dtypes))
         self.only_int8 = self.dtypes is not None and not others
         return next(iter([*low, *others]), None)
-
-
-def _devices(name: str, value: Any) -> tuple[mx.Context, ...] | None:
-    return None if value is None else tuple(checks.one_or_several(name, value, mx.Context, "a Context"))
 
 
 def _chosen(target: str | None, device: mx.Context) -> Support:
@@ -247,11 +232,9 @@ def _drawback(dtype: str, chosen: Support, here: Support) -> str:
 def drawback_here(dtype: str) -> str:
     """Say that this machine runs files of a type slower than FP32, or not at all; nothing where it does well."""
     supports = device_supports()
-    if any(each.dtype == dtype for each in supports.values()):
-        return ""
     cpu = supports["cpu"]
-    return ("this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
-            if dtype == FLOAT16 else _drawback(dtype, cpu.requested(dtype) or _FOREIGN.get(("cpu", dtype), cpu), cpu))
+    return "" if any(each.dtype == dtype for each in supports.values()) else _drawback(
+        dtype, cpu.requested(dtype) or _FOREIGN.get(("cpu", dtype), cpu), cpu)
 
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,

@@ -12,6 +12,7 @@ from ..base.files import replacing
 from ..errors import GraphError, closest, expected
 
 Arrays = Mapping[str, mx.nd.NDArray]
+LABEL = "_label"  # the end of the names that MXNet's losses and modules give to labels
 
 # Which inputs of an operator are parameters, whatever their names: only data_names makes data of them.
 _PARAMETERS = {"Convolution": (1, 2), "Deconvolution": (1, 2), "FullyConnected": (1, 2), "BatchNorm": (1, 2, 3, 4),
@@ -78,18 +79,13 @@ def shapes_in(example: Mapping[str, Any], argument: str) -> dict[str, tuple[int,
     return {name: tuple(shape) for name, shape in shapes.items()}
 
 
-def is_label(name: str) -> bool:
-    """Tell whether an input is one of labels, by the name that MXNet's losses and modules give them."""
-    return name.endswith("_label")
-
-
 def check_parameters(symbol: mx.sym.Symbol, arrays: Arrays, data_names: Sequence[str] | None) -> None:
     """Raise GraphError unless the parameters are those of the symbol."""
     graph = to_graph(symbol)
     read = {node.inputs[position].node.name for node in graph.operators() for position in _PARAMETERS.get(node.op, ())
             if position < len(node.inputs) and node.inputs[position].node.is_variable}
     needed = ({*read, *symbol.list_auxiliary_states()} if data_names is None else
-              {name for name in symbol.list_inputs() if name not in data_names and not is_label(name)})
+              {name for name in symbol.list_inputs() if name not in data_names and not name.endswith(LABEL)})
     missing = [name for name in symbol.list_inputs() if name in needed.difference(arrays)]
     if missing:
         data = f" (now {', '.join(data_names)})" if data_names else ""

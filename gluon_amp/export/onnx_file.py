@@ -97,7 +97,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
         checks.instance("data_example", array, mx.nd.NDArray, "an NDArray, or several in a list")
     onnx = precision.package("onnx")
     allowed = MAX_ERRORS[target] if max_error is None else checks.above_zero("max_error", max_error)
-    network = traced_network(block, options)[0]
+    network = traced_network(block, options)
     symbol, graph, arrays, data = _in_fp32(network)
     made = mx2onnx.export(symbol, graph, arrays, data)
     comparison = check.Comparison(symbol, graph, made, arrays)

@@ -1,7 +1,4 @@
-"""Names and aliases of data types, and the types that the CPU and GPU at hand can run.
-
-Nothing here imports MXNet: a data type is its name (``'bfloat16'``) everywhere above the engine.
-"""
+"""Names and aliases of data types, and the types that the CPU and GPU at hand can run."""
 from __future__ import annotations
 
 import math
@@ -67,9 +64,7 @@ _SPELLINGS = {"float16": FLOAT16, "fp16": FLOAT16, "half": FLOAT16, "bfloat16": 
 def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = False) -> str:
     """Turn any accepted spelling of a type into its name."""
     known = _SPELLINGS.get(spelling(dtype))
-    if known == FLOAT32 and not or_float32:
-        known = None
-    if known is None:
+    if known is None or (known == FLOAT32 and not or_float32):
         accepted = ", ".join(map(repr, (*LOW_PRECISION, FLOAT32) if or_float32 else LOW_PRECISION))
         raise DTypeError(expected(f"{accepted}, a short form such as 'bf16' or 'half', or np.float16", name, dtype))
     return known
@@ -89,17 +84,12 @@ def spelling(dtype: object) -> str:
 class Support(NamedTuple):
     """The type that a device runs in, and why."""
 
-    # ``'bfloat16'`` or ``'float16'`` where the device has instructions for it, ``'float32'`` where low precision would
-    # be slower
-    dtype: str
+    dtype: str  # 'float32' where low precision would be slower
     native: bool  # False when the type is emulated or imitated, slower than FP32
     reason: str  # one clause for the log, reports and error messages
-    # A low-precision type that the device runs only when a user names it, slower than FP32
-    on_request: str | None = None
-    # True when the engine has no kernels for the type, and this package imitates it on FP32 ones
-    imitated: bool = False
-    # the multiple of channels that the fast convolution kernels need; 1 where it does not matter
-    channel_multiple: int = 1
+    on_request: str | None = None  # a type that it runs only when a user names it, slower than FP32
+    imitated: bool = False  # on FP32 kernels: the engine has none for the type
+    channel_multiple: int = 1  # of channels, that the fast convolution kernels need; 1 where it does not matter
     amx: bool = False  # whether the kernels use AMX tiles
     cost: str = ""  # one clause on what the type on request costs
 
@@ -133,17 +123,14 @@ _AMX_BLOCK = 32  # channels that AMX kernels take together
 AVX2_VALUES = 8  # FP32 values in a vector of AVX2, and so channels in a block
 
 
-def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None, amx: bool | None = None) -> str:
+def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] = os.environ, amx: bool | None = None) -> str:
     """Name the instruction set that oneDNN will use on this CPU."""
-    environ = os.environ if environ is None else environ
-    amx = host.amx_granted() if amx is None else amx
+    amx = host.amx_outcome() in (host.GRANTED, host.GRANTED_LATE) if amx is None else amx
     flags = host.cpu_flags(cpuinfo)
     found = next((isa for isa, needed in _ISA_FLAGS if flags.issuperset(needed) and (amx or isa != host.AMX)),
                  "SSE41")
     limit = environ.get(host.MAX_ISA, "").upper()
-    if limit in _ISA_LEVELS:
-        found = min(found, limit, key=_ISA_LEVELS.index)
-    return found
+    return min(found, limit, key=_ISA_LEVELS.index) if limit in _ISA_LEVELS else found
 
 
 def isa_of_blocks(channels: int) -> str:
@@ -172,8 +159,7 @@ def cpu_support(isa: str | None = None) -> Support:
 
 def cuda_support(capability: tuple | None) -> Support:
     """Say which type MXNet's published CUDA wheels run in on a device of this compute capability."""
-    # cuDNN pads channels to the multiple of 8 that Tensor Cores take, itself and from 7.3 on, wherever it is told to
-    # use them, as MXNet tells it for float16. Below 7.0 there are no Tensor Cores to pad for.
+    # cuDNN from 7.3 on pads channels to the multiple of 8 that Tensor Cores take, as MXNet lets it for float16.
     if capability is None:
         return Support(FLOAT16, True, "the GPU's compute capability is unknown: float16 is assumed to work")
     name = f"compute capability {capability[0]}.{capability[1]}"

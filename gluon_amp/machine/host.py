@@ -19,9 +19,8 @@ from typing import Callable, Mapping, MutableMapping, NamedTuple, Sequence
 # Threads. MXNet takes half of the machine's logical processors, whatever a container is allowed, and its threads spin
 # while they wait for one another: a step takes up to forty times as long where they have to share.
 _THREADS, _WAITING, _SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
-# How often a waiting thread of GNU's OpenMP looks again before it sleeps: 300,000 times by itself. Where all processors
-# are busy with other programs a step of 0.12 s takes up to 5 s so, and 0.23 s with this. On a quiet machine small
-# networks, whose threads wait for Python between operators, take up to 1.4 times as long with this.
+# How often a waiting thread of GNU's OpenMP looks before it sleeps: 300,000 times by itself, so that a step of 0.12 s
+# takes up to 5 s on a busy machine, and 0.23 s with this. On a quiet one small networks take up to 1.4 times as long.
 _FEW_SPINS = "20000"
 _LOOKS, _BETWEEN = 5, 0.002  # at the machine's threads, and the seconds between them
 _QUOTAS = (("sys/fs/cgroup/cpu.max",), ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"))
@@ -35,9 +34,8 @@ def prepare() -> None:
     # MXNet keeps a kernel of oneDNN for every shape, for good, where it is not told: half a megabyte for each new shape
     # of a small network. oneDNN keeps the last 1,024 of all operators itself, from which MXNet's are made in no time.
     os.environ.setdefault(_KERNELS, "512")
-    # The thread that calls MXNet copies arrays of 200,000 values to and from NumPy on OpenMP threads of its own. The
-    # process has more of these than CPUs then, for which GNU's OpenMP lets threads sleep that would spin: the engine's
-    # operators wait for one another in every step, and small networks take 1.8 times as long (apache/mxnet#4552).
+    # The thread that calls MXNet copies arrays of 200,000 values to NumPy and back on OpenMP threads of its own: with
+    # more threads than CPUs GNU's OpenMP lets them sleep, and small networks take 1.8 times as long (mxnet#4552).
     os.environ.setdefault(_PARALLEL_COPY, str(2**31 - 1))
 
 
@@ -103,9 +101,8 @@ def threads_to_spare(environ: Mapping[str, str] = os.environ, root: Path = Path(
             f"them is a core of its own, {_THREADS}={cpus} before Python starts makes FP32 and AMP faster")
 
 
-# AMX tiles, several times as fast in bfloat16 as the vector units. oneDNN 2.4.4 has kernels for them but does not
-# choose these unless DNNL_MAX_CPU_ISA says so, and it does not ask Linux for the tiles, without which the first AMX
-# instruction ends the process.
+# AMX tiles, several times as fast in bfloat16 as the vector units. oneDNN 2.4.4 chooses its kernels for them only where
+# DNNL_MAX_CPU_ISA says so, and does not ask Linux for the tiles: without, the first AMX instruction ends the process.
 MAX_ISA, AMX = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
 _ALLOWS_AMX = (AMX, "ALL")
 _AMX_FLAGS = frozenset({"amx_bf16", "amx_tile"})
@@ -117,10 +114,9 @@ _outcome: list[str] = []
 _settings: list[MutableMapping[str, str]] = []  # environments to clean up
 
 
-def request_amx(cpuinfo: str | None = None, environ: MutableMapping[str, str] | None = None,
+def request_amx(cpuinfo: str | None = None, environ: MutableMapping[str, str] = os.environ,
                 ask: Callable[[], bool] | None = None) -> bool:
     """Ask for AMX where the CPU has it and the user has not set another instruction set."""
-    environ = os.environ if environ is None else environ
     wanted = environ.get(MAX_ISA, AMX).upper() in _ALLOWS_AMX
     if not (wanted and cpu_flags(cpuinfo) >= _AMX_FLAGS):
         return False
@@ -140,11 +136,6 @@ def _request_tiles() -> bool:
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
 
 
-def amx_granted() -> bool:
-    """Tell whether this process may use AMX tiles."""
-    return amx_outcome() in (GRANTED, GRANTED_LATE)
-
-
 def amx_outcome() -> str | None:
     """Return what became of the request for AMX; None where the CPU has none, or the user asked for less."""
     return _outcome[-1] if _outcome else None
@@ -160,7 +151,7 @@ def settle(run_operator: Callable[[], object]) -> None:
             _settings.pop().pop(MAX_ISA, None)
 
 
-def _cpuinfo(text: str | None) -> dict[str, str]:
+def cpu_fields(text: str | None = None) -> dict[str, str]:
     """Return what Linux says of the first CPU."""
     path = Path("/proc/cpuinfo")
     fields: dict[str, str] = {}
@@ -172,12 +163,7 @@ def _cpuinfo(text: str | None) -> dict[str, str]:
 
 def cpu_flags(cpuinfo: str | None = None) -> set[str]:
     """Return the CPU's instruction sets, as Linux names them."""
-    return set(_cpuinfo(cpuinfo).get("flags", "").split())
-
-
-def cpu_name(cpuinfo: str | None = None) -> str:
-    """Return the CPU's name, as Linux gives it."""
-    return _cpuinfo(cpuinfo).get("model name", "unknown CPU")
+    return set(cpu_fields(cpuinfo).get("flags", "").split())
 
 
 class Cpu(NamedTuple):
@@ -194,16 +180,15 @@ class Cpu(NamedTuple):
 
 def cpu_kind(cpuinfo: str | None = None) -> Cpu:
     """Return the kind of CPU, of numbers -1 where Linux does not give them."""
-    fields = _cpuinfo(cpuinfo)
+    fields = cpu_fields(cpuinfo)
     family, model = (int(fields[name]) if fields.get(name, "").isdigit() else -1 for name in ("cpu family", "model"))
     return Cpu(fields.get("vendor_id", "unknown CPU"), family, model)
 
 
-# Memory. MXNet takes every array on a CPU from malloc. glibc gives large ones back to the system with free, so that the
-# system clears each page of the next step's arrays anew: a fifth of the time of an LSTM's step, half of it in MobileNet
-# v2's inference. The first step makes what stays (gradients, the optimizer's states, arrays of graphs): its large
-# arrays are mapped, as glibc would put some of these in gaps that others leave, and take new memory for the others in
-# the next step; and arrays that are never written take no memory on fresh pages.
+# Memory. MXNet takes every array on a CPU from malloc, and glibc gives large ones back, so that the system clears each
+# page of the next step's arrays anew: a fifth of an LSTM's step, half of MobileNet v2's inference. Large arrays of the
+# first step, many of which stay, are mapped: glibc would put them in gaps, and take new memory for others in the next
+# step; and those that are never written take no memory on fresh pages.
 KEEP_MEMORY = "GLUON_AMP_KEEP_MEMORY"
 _SEARCH, _RANGE = "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
 _SPACES, _WORKERS = "MXNET_CPU_TEMP_COPY", "MXNET_CPU_WORKER_NTHREADS"
@@ -305,26 +290,16 @@ def dotted(version: tuple[int, int] | None) -> str:
     return "unknown" if version is None else f"{version[0]}.{version[1]}"
 
 
-def compute_capability(device_id: int = 0) -> tuple[int, int] | None:
-    """Ask the driver for a device's compute capability; None without driver or device."""
+def gpu(number: int) -> tuple[str | None, tuple[int, int] | None]:
+    """Ask the driver for a GPU's name and compute capability; None for both without driver or device."""
+    cuda, device, name = _library("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(256)
     major, minor = ctypes.c_int(), ctypes.c_int()
-    known = _ask(device_id, lambda cuda, device: (cuda.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
-                                                  or cuda.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)))
-    return (major.value, minor.value) if known else None
-
-
-def device_name(device_id: int = 0) -> str | None:
-    """Ask the driver for a device's name; None without driver or device."""
-    name = ctypes.create_string_buffer(256)
-    known = _ask(device_id, lambda cuda, device: cuda.cuDeviceGetName(name, len(name), device))
-    return name.value.decode(errors="replace") if known else None
-
-
-def _ask(device_id: int, question: Callable[[ctypes.CDLL, ctypes.c_int], int]) -> bool:
-    """Ask the driver about a device; return whether it answered."""
-    cuda, device = _library("libcuda.so.1"), ctypes.c_int()
-    return (cuda is not None and cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), device_id) == 0
-            and question(cuda, device) == 0)
+    if cuda is None or (cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), number)
+                        or cuda.cuDeviceGetName(name, len(name), device)
+                        or cuda.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+                        or cuda.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)):
+        return None, None
+    return name.value.decode(errors="replace"), (major.value, minor.value)
 
 
 def loaded_libraries() -> list[str]:

@@ -46,8 +46,7 @@ CUDA_PACKAGES = {
     "libnccl.so.2": "nvidia-nccl-cu11>=2.13,<3",
     "libcudnn.so.8": "nvidia-cudnn-cu11>=8.5,<9",
 }
-# All that is loaded, each behind the libraries that it needs. Others open some of them by name at their first use: that
-# finds only libraries that are loaded already or on the system's search path.
+# Each behind the libraries that it needs. Some are opened by name at first use, which finds what is loaded already.
 CUDA_LIBRARIES = (
     "libcudart.so.11.0", "libnvrtc-builtins.so.11.*", "libnvrtc.so.11.2", "libnvToolsExt.so.1", "libcublasLt.so.11",
     "libcublas.so.11", "libcufft.so.10", "libcurand.so.10", "libcusolver.so.11", "libnccl.so.2",

@@ -78,8 +78,7 @@ class Layer:
     def __init__(self, num_devices: int, allreduce: Allreduce | None, prepare: Any = None):
         # The same in all processes that convert the same networks in the same order.
         self.key = f"sync_batch_norm{next(_numbers)}"
-        # MXNet runs the uses of a layer in order, because each writes its running statistics. Their gradients come in
-        # any order: the uses take meetings in turn.
+        # MXNet runs the uses of a layer in order, and their gradients in any: the uses take meetings in turn.
         self.mean, self.variance, *self.gradients = (
             Meeting(f"{self.key}.{part}", num_devices, allreduce)
             for part in ("mean", "variance", *(f"gradient{use}" for use in range(_USES_AT_ONCE))))

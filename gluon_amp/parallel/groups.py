@@ -58,14 +58,13 @@ class Group:
 class _StoreGroup(Group):
     """Workers of a KVStore that sums: MXNet's ``dist_sync`` and ``dist_device_sync``, or a registered one."""
 
-    # A key of MXNet's store keeps its shape and type, so every combination of name, shape and type has a key of its
-    # own. The store hands first values out behind a barrier that does not look at keys: all workers must make the same
-    # keys in the same order, from one thread at a time.
+    # A key of MXNet's store keeps its shape and type: each name, shape and type has its own. First values go out behind
+    # a barrier that does not look at keys: all workers must make the same keys in one order, from one thread at a time.
 
     engine = "kvstore"
 
     def __init__(self, store: KVStoreBase):
-        self.store: KVStoreBase | None = store  # None at the end of the process
+        self.store: Any = store  # None at the end of the process
         self._keys: dict[Any, int] = {}  # by name, shape and type
         self._lock = threading.RLock()  # of the store and the keys
         self.rank, self.size = store.rank, store.num_workers
@@ -74,7 +73,7 @@ class _StoreGroup(Group):
         with self._lock:
             self.prepare(name, arrays[0])
             key = self._keys[name, arrays[0].shape, arrays[0].dtype]
-            self._open().pushpull(key, list(arrays), priority=priority)
+            self.store.pushpull(key, list(arrays), priority=priority)
 
     def prepare(self, name: str, array: NDArray) -> None:
         with self._lock:
@@ -90,9 +89,8 @@ class _StoreGroup(Group):
         return nd.concat(*blocks, dim=0)[:array.size].reshape(array.shape)
 
     def broadcast(self, name: str, value: NDArray, out: Sequence[NDArray]) -> None:
-        # Waits: MXNet orders neither the pull of a first value and the first push under its key, nor the workers among
-        # each other, so that a sum might arrive in the place of the value. It also waits for operators that may be
-        # making keys of their own in other threads.
+        # MXNet orders neither the pull of a first value and the first push under its key, nor the workers: a sum might
+        # arrive in the place of the value. Operators may be making keys of their own in other threads, too.
         nd.waitall()
         result = value.copy()
         with self._lock:
@@ -106,13 +104,8 @@ class _StoreGroup(Group):
         while (key := _FIRST_KEY + number % (_LAST_KEY - _FIRST_KEY)) in self._keys.values():
             number += 1
         self._keys[identity] = key
-        self._open().broadcast(key, value, out=[value])
+        self.store.broadcast(key, value, out=[value])
         value.wait_to_read()
-
-    def _open(self) -> KVStoreBase:
-        if self.store is None:
-            raise StateError("the KVStore was released at the end of the process: add arrays up before that")
-        return self.store
 
 
 class _HorovodGroup(Group):

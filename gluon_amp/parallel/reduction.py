@@ -87,7 +87,7 @@ class Reduction:
                     self._reduce_rows(f"{self._name}.{index}", arrays)
                 for array in arrays if wire is not None else ():
                     if array is not wire:
-                        _as_type_of(array, wire).copyto(array)
+                        cast_arrays(wire, dtype_name(array.dtype) or FLOAT32).copyto(array)
 
     def _packed(self, arrays: Sequence[NDArray]) -> NDArray:
         """Return the sum over the contexts, divided, in a type that the engine can add."""
@@ -114,7 +114,7 @@ class Reduction:
         wire = self._packed([nd.sparse.retain(array.as_in_context(first.context), index).data for array in arrays])
         wire = self.group.sum_varying(f"{name}.values", wire)
         for array in arrays:
-            values = _as_type_of(array, wire)
+            values = cast_arrays(wire, dtype_name(array.dtype) or FLOAT32)
             nd.sparse.row_sparse_array((values, index), shape=array.shape, ctx=array.context).copyto(array)
 
     def agree(self, finite: bool, scale: float, overflowed: Collection[int], losses: int,
@@ -132,7 +132,3 @@ class Reduction:
                              f"{self.group.rank}): give all the same scaler, and the same checkpoint to resume from")
         anywhere = [count > 0 for count in counts]
         return infinite == 0, {loss for loss in range(losses) if anywhere[loss]}, anywhere[losses:]
-
-
-def _as_type_of(array: NDArray, wire: NDArray) -> NDArray:
-    return cast_arrays(wire, dtype_name(array.dtype) or FLOAT32)

@@ -26,8 +26,8 @@ _CALLED = "convert_sync_batchnorm"
 def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce: Allreduce | None = None) -> Block:
     """Make a network's batch normalization use the statistics of the whole batch, wherever its parts are computed.
 
-    Works in place, in FP32: call it before :func:`initialize` or :func:`init`, and before the first step. Blocks with
-    ``use_global_stats=True`` have nothing to synchronize and stay as they are.
+    Works in place, in FP32, and returns the network: call it before :func:`initialize` or :func:`init`, and before the
+    first step. Blocks with ``use_global_stats=True`` have nothing to synchronize and stay as they are.
 
     In training every context of every process must run the network, in the same order, before a result is read:
     the contexts wait for each other. Gradients of scale and shift are those of a context's own batch, for the trainer
@@ -42,11 +42,6 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     allreduce : callable, optional
         ``allreduce(vector, name=name)`` returns the sum of a vector over all processes, the same bits in each, in
         threads of MXNet's: that of Horovod or the KVStore, when left out.
-
-    Returns
-    -------
-    Block
-        ``net``.
     """
     checks.instance("net", net, Block, "a Block")
     if allreduce is not None and not callable(allreduce):
@@ -63,16 +58,17 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     _refuse_few_resources(count, contexts)
     are_gpus = bool(contexts) and all(context.device_type == "gpu" for context in contexts)
     uses_mxnet = are_gpus and allreduce is None
-    for block in blocks:
-        if uses_mxnet and batch_norms.axis_of(block) != 1:
-            raise StateError(f"{_CALLED}: MXNet's SyncBatchNorm, used for the GPUs of one process, normalizes axis 1 "
-                             f"only, and {block.name} has axis={batch_norms.axis_of(block)}. Use one process per GPU")
-    for block in blocks:
+    axes = {block: batch_norms.axis_of(block) for block in blocks}
+    other = next((block.name for block, axis in axes.items() if axis != 1), None)
+    if uses_mxnet and other:
+        raise StateError(f"{_CALLED}: MXNet's SyncBatchNorm, used for the GPUs of one process, normalizes axis 1 only, "
+                         f"and {other} another one. Use one process per GPU")
+    for block, axis in axes.items():
         if uses_mxnet:  # which knows the layer among all networks of the process by a key
             exchange(block, MXNetSyncBatchNorm, key=f"{block.prefix}{id(block)}", ndev=count, use_global_stats=False)
         else:
             layer = Layer(count, allreduce, prepare)
-            exchange(block, CustomBatchNorm, layer, op_type=OPERATOR, layer=layer.key, axis=batch_norms.axis_of(block))
+            exchange(block, CustomBatchNorm, layer, op_type=OPERATOR, layer=layer.key, axis=axis)
     forget_traces(descendants(net))
     return net
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import replace
+from contextlib import nullcontext
 from typing import Any, Callable, ContextManager
 
 from mxnet.ndarray import NDArray
@@ -14,18 +14,14 @@ from ..base.context import ContextStack
 from ..errors import DTypeError, PolicyError, StateError, expected
 from ..graph.attrs import REGION_ON
 from ..machine.dtypes import FLOAT32, normalize
-from ..rules import RULES
+from ..rules import RULES, Policy
 from ..state.devices import choose, device_supports, warn_if_slow
 from ..state.in_force import frame, in_force, region
 from ..state.state import State, custom_ops, device_policies
 from . import hooks
 from .init import is_switched_on
 
-_MARK = "__amp_custom__"
-
-
-# The regions that were entered and not left, and the calls of hybrid blocks that each hides: an object may be entered
-# several times.
+# The regions entered and not left, and how many calls of hybrid blocks each hides; an object may be entered twice.
 _entered: ContextStack[tuple[autocast, region, int]] = ContextStack("gluon_amp_autocast")
 
 
@@ -78,9 +74,10 @@ class autocast:
         return self
 
     def __exit__(self, *details: Any) -> None:
-        left = _entered.leave_last(lambda entered: entered[0] is self)
+        left = next((entry for entry in reversed(_entered.entries()) if entry.value[0] is self), None)
         if left is not None:  # asyncio may end an asynchronous generator elsewhere: nothing is to be undone there
-            _, entered, hidden = left
+            _entered.leave(left)
+            _, entered, hidden = left.value
             entered.__exit__(*details)
             frame.hybrid_blocks += hidden  # a generator may begin in a call of a block and end outside of it
 
@@ -115,10 +112,9 @@ def _of_one_type(state: State, wanted: str) -> State:
     """Return a state in which devices of another low-precision type run FP32, as under ``init`` with the type."""
     def made() -> State:
         chosen = choose(wanted, device_supports())
-        others = {device: chosen[device] for device in apart}
-        in_fp32 = {device: replace(policy, disabled_passes=state.policies[device].disabled_passes)
-                   for device, policy in device_policies(others).items()}
-        return State({**state.policies, **in_fp32}, {**state.devices, **State.on(others, in_fp32).devices})
+        others = State.on({device: chosen[device] for device in apart}, {
+            device: Policy(FLOAT32, disabled_passes=state.policies[device].disabled_passes) for device in apart})
+        return State({**state.policies, **others.policies}, {**state.devices, **others.devices})
 
     apart = [device for device, policy in state.policies.items() if policy.lowers and policy.target_dtype != wanted]
     return in_force.remembered((wanted, state), made) if apart else state
@@ -156,13 +152,6 @@ def float32_function(function: Callable) -> Callable:
     ----------
     function : callable
         Of arrays, or of symbols inside a ``hybrid_forward``, nested in lists, tuples and dicts.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> @amp.float32_function
-    ... def energy(x):
-    ...     return (x ** 2).sum()
     """
     return run_in(lambda: autocast(enabled=False), function,
                   lambda args, kwargs: (cast_arrays(args, FLOAT32), cast_arrays(kwargs, FLOAT32)))
@@ -214,19 +203,11 @@ def register_op(op_type: str, rule: str = "FP32") -> None:
         The name that the operator is registered under.
     rule : {'FP32', 'LOWER', 'WIDEST', 'NEUTRAL', 'KEEP'}
         As in the operator tables.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.register_op('my_attention', 'NEUTRAL')
-    >>> amp.deinit()
     """
     if rule not in RULES:
         raise PolicyError(expected(f"one of {', '.join(RULES)}", "rule", rule))
     if is_switched_on():
         raise StateError("AMP is on: call amp.register_op before amp.init() or amp.initialize()")
-    if op_type in custom_ops:
-        raise StateError(f"the operator {op_type!r} is registered already, with rule {custom_ops[op_type]}")
     custom_ops[op_type] = rule
 
 
@@ -242,19 +223,6 @@ def custom_fwd(forward: Callable | None = None, *, cast_inputs: object = None) -
         The method.
     cast_inputs : {'float32', 'float16', 'bfloat16'} or dtype, optional
         Cast floating-point inputs to this type and run with AMP off. None leaves inputs as they come, and AMP as it is.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> class Square(mx.autograd.Function):
-    ...     @amp.custom_fwd(cast_inputs='float32')
-    ...     def forward(self, x):
-    ...         self.save_for_backward(x)
-    ...         return x * x
-    ...     @amp.custom_bwd
-    ...     def backward(self, gradient):
-    ...         return 2 * self.saved_tensors[0] * gradient
     """
     if forward is None:
         return functools.partial(custom_fwd, cast_inputs=cast_inputs)
@@ -262,13 +230,10 @@ def custom_fwd(forward: Callable | None = None, *, cast_inputs: object = None) -
 
     @functools.wraps(forward)
     def decorated(self: Any, *inputs: NDArray) -> Any:
-        if wanted is None:
+        with nullcontext() if wanted is None else autocast(enabled=False):
             self._amp_state = in_force.current()
-            return forward(self, *inputs)
-        with autocast(enabled=False):
-            self._amp_state = in_force.current()
-            return forward(self, *cast_arrays(inputs, wanted))
-    setattr(decorated, _MARK, True)
+            return forward(self, *(inputs if wanted is None else cast_arrays(inputs, wanted)))
+    decorated.__amp_custom__ = True  # type: ignore[attr-defined]
     return decorated
 
 

@@ -1,7 +1,4 @@
-"""Install and remove the few replacements through which AMP sees the graphs and operators that MXNet is about to run.
-
-``_REPLACEMENTS`` has each of MXNet's names once, with its replacement, and the reason.
-"""
+"""The names of MXNet that are replaced (``_REPLACEMENTS``): AMP sees through them which graphs and operators run."""
 from __future__ import annotations
 
 import functools
@@ -24,7 +21,7 @@ from .._mxnet.invoke import Callback, Invoke
 from .._mxnet.optimizer_states import STATES_BEGIN
 from .._mxnet.symbols import make_symbol_creator, make_written
 from ..base.context import Replaced
-from ..eager.applier import is_low, make_invoke, release
+from ..eager.applier import make_invoke, release
 from ..eager.custom_operators import References
 from ..eager.gradient_fixes import NOT_TWICE
 from ..eager.loss_scale import loss_scale
@@ -146,25 +143,14 @@ def _make_backward(original: Callable, writes: bool = True) -> Callable:
     return backward
 
 
-def _make_asnumpy(original: Callable) -> Callable:
+def _make_read(original: Callable, calls: str = "hybrid_blocks") -> Callable:
     @functools.wraps(original)
-    def asnumpy(array: NDArray) -> Any:
-        policy = in_force.eager((array,)) if frame.blocks else None
-        if policy is None or policy.target != BFLOAT16 or not is_low(array, policy):
-            return original(array)
-        with autograd.pause():
-            return original(release(array, policy, in_force.invoke))  # as NumPy has no such type
-    return asnumpy
-
-
-def _make_view(original: Callable) -> Callable:
-    @functools.wraps(original)
-    def view(array: NDArray, *args: Any, **kwargs: Any) -> Any:
-        policy = in_force.eager((array,)) if frame.hybrid_blocks else None
-        if policy is not None and policy.target == BFLOAT16:  # as in graphs, where Reshape and slice are FP32
+    def read(array: NDArray, *args: Any, **kwargs: Any) -> Any:
+        policy = in_force.eager((array,)) if getattr(frame, calls) else None
+        if policy is not None and policy.target == BFLOAT16:
             array = release(array, policy, in_force.invoke)
         return original(array, *args, **kwargs)
-    return view
+    return read
 
 
 def _make_tensordot(original: Callable) -> Callable:
@@ -226,12 +212,12 @@ _REPLACEMENTS: _Replacements = (
     (autograd, "grad", functools.partial(_make_backward, writes=False)),
     (autograd, "backward", _make_backward),
     (NDArray, "backward", _make_backward),
-    # In networks that are not hybridized Python code reads bfloat16 as FP32, and parts and other shapes of arrays in
-    # bfloat16 are FP32: most of oneDNN's operators do not take them in bfloat16.
-    (NDArray, "asnumpy", _make_asnumpy),
-    (NDArray, "reshape", _make_view),
-    (NDArray, "__getitem__", _make_view),
-    (mx.np.ndarray, "__getitem__", _make_view),
+    # In networks that are not hybridized Python code reads bfloat16 as FP32, as NumPy has no such type; and parts and
+    # other shapes of arrays are FP32, as in graphs: most of oneDNN's operators do not take them in bfloat16.
+    (NDArray, "asnumpy", functools.partial(_make_read, calls="blocks")),
+    (NDArray, "reshape", _make_read),
+    (NDArray, "__getitem__", _make_read),
+    (mx.np.ndarray, "__getitem__", _make_read),
     (Trainer, "_update", _make_update),  # running statistics, and gradients with another loss scale
     (Trainer, "load_states", _make_load_states),  # files of ``amp.save_states``, which MXNet cannot read
     # A property that MXNet does not have.

@@ -8,6 +8,7 @@ from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import passes
+from ..base import checks
 from ..base.aliases import NO_TUNING, answers
 from ..errors import PolicyError, StateError, expected, shown
 from ..machine.dtypes import normalize
@@ -31,8 +32,9 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
          policy: Policy | None = None) -> None:
     """Switch automatic mixed precision on.
 
-    May come before or after the network is created: networks that are hybridized already are rewritten at
-    their next call.
+    May come before or after the network is created: networks that are hybridized already are rewritten at their next
+    call. Raises DTypeError for a type that the machine cannot run, PolicyError for lists that name what is unknown or
+    contradict each other, and StateError, and changes nothing, where AMP is on with other settings than those named.
 
     Parameters
     ----------
@@ -55,17 +57,6 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         Decides everything that the arguments above are for, which must then be left out. The operators it excludes by
         name are operators of graphs: of hybridized blocks, symbols and ``Module``.
 
-    Raises
-    ------
-    DTypeError
-        The type is unknown, or the machine cannot run it.
-    PolicyError
-        A list names an unknown operator or pass, an operator is in two lists, a pass cannot be switched off, or
-        ``policy`` is not alone.
-    StateError
-        AMP is on already, with other settings than those named: nothing is changed. Without arguments the settings
-        that are on stay.
-
     Examples
     --------
     >>> import gluon_amp as amp
@@ -81,10 +72,13 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     lists = {"target_precision_ops": target_precision_ops, "conditional_fp32_ops": conditional_fp32_ops,
              "fp32_ops": fp32_ops}
     disabled = passes.checked(disable_passes)
-    others = {"target_dtype": target_dtype, **lists, "disable_passes": disable_passes}
+    given = {name: value for name, value in {"target_dtype": target_dtype, **lists, "disable_passes": disable_passes,
+                                             "policy": policy}.items() if value is not None}
     if policy is not None:
-        requested = _type_of(policy, others)
-    given = {name: value for name, value in {**others, "policy": policy}.items() if value is not None}
+        checks.instance("policy", policy, Policy, "a Policy")
+        if len(given) > 1:
+            raise PolicyError(f"expected policy alone, received {', '.join(given)}: a policy decides those as well")
+        requested = normalize(policy.target_dtype, "policy.target_dtype", or_float32=True)
     if not given and is_switched_on():
         _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
         return
@@ -99,7 +93,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     prepare_gpus(policies)
     in_force.begin()
     in_force.state = state
-    announce(chosen, requested, state.rewrites())
+    announce(chosen, requested)
 
 
 def _already_on(given: Mapping[str, object]) -> str:
@@ -111,15 +105,6 @@ def _already_on(given: Mapping[str, object]) -> str:
     types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in in_force.state.policies.items())
     return (f"AMP is on already: {types}. amp.init was called with other settings: received {received}. Leave this "
             "call out, or call amp.deinit() before it")
-
-
-def _type_of(policy: Policy, others: Mapping[str, object]) -> str:
-    if not isinstance(policy, Policy):
-        raise TypeError(expected("a Policy", "policy", policy))
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise PolicyError(f"expected policy alone, received {', '.join(given)} as well: a policy decides those")
-    return normalize(policy.target_dtype, "policy.target_dtype", or_float32=True)
 
 
 def deinit() -> None:
@@ -148,10 +133,6 @@ def is_active() -> bool:
     return current is not None and current.enabled
 
 
-# The kinds of device that Context.device_type names, and torch's name for one.
-_DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "cpu_pinned": "cpu", "cpu_shared": "cpu"}
-
-
 def active_dtype(device_type: str | Context = "cpu") -> str | None:
     """Name the low-precision type in use for arrays on a device; None for FP32, and for a GPU where there is none.
 
@@ -161,10 +142,13 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
         ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``; ``'cuda'`` is the GPU. One device, as ``mx.gpu(1)``,
         where GPUs differ.
     """
-    kind = device_type.device_type if isinstance(device_type, Context) else _DEVICES.get(device_type)
-    if kind is None:
-        raise ValueError(expected(f"one of {', '.join(map(repr, _DEVICES))}, or a Context", "device_type", device_type))
-    policy = in_force.policy(device_type if isinstance(device_type, Context) else Context(kind))
+    kinds = {**{kind: kind for kind in Context.devstr2type}, "cuda": "gpu"}
+    if not isinstance(device_type, Context):
+        if device_type not in kinds:
+            names = ", ".join(map(repr, kinds))
+            raise ValueError(expected(f"one of {names}, or a Context", "device_type", device_type))
+        device_type = Context(kinds[device_type])
+    policy = in_force.policy(device_type)
     return policy.target_dtype if policy is not None and policy.lowers else None
 
 
@@ -178,14 +162,6 @@ def exclude(*targets: Block | type | str) -> None:
     ----------
     *targets : Block, class of blocks, or str
         Strings are names of blocks and may hold wildcards, as in ``'ssd0_*'``.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> from mxnet.gluon import nn
-    >>> head = nn.Dense(10)
-    >>> amp.exclude(head, nn.BatchNorm, 'ssd0_*')
-    >>> amp.deinit()
     """
     for target in targets:
         if not can_be_target(target):

@@ -5,7 +5,7 @@ import fnmatch
 import gc
 import weakref
 from contextlib import contextmanager
-from typing import Any, Container, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from mxnet.gluon import Block
 
@@ -33,85 +33,6 @@ def is_target(block: Block, target: Block | type | str) -> bool:
     return isinstance(block, target) if isinstance(target, type) else block is target
 
 
-class Exclusions:
-    """The blocks, classes of blocks, and names of blocks with wildcards that are kept in FP32."""
-
-    # A block is kept in FP32 with all blocks inside it, whatever calls them; a class or a name reaches the blocks
-    # inside of the blocks it fits in the network that is called. Answers are kept until a target is added, or a block
-    # anywhere gets another child.
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Exclude nothing."""
-        self.given = False  # whether there are any
-        self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
-        self._patterns: dict[type | str, None] = {}
-        self._unseen: list[str] = []  # names that no network was called for
-        self._begin_again(0)
-
-    def _begin_again(self, children: int) -> None:
-        self._children = children
-        # the blocks, and all blocks that are inside of them now
-        self._below = weakref.WeakSet(inner for block in self._blocks for inner in descendants(block))
-        # With its class, which may be exchanged: whether a block is excluded wherever it is called.
-        self._answers: weakref.WeakKeyDictionary[Block, tuple[type, bool]] = weakref.WeakKeyDictionary()
-        self._inside: weakref.WeakKeyDictionary[Block, weakref.WeakSet[Block]] = weakref.WeakKeyDictionary()
-
-    def add(self, targets: Sequence[Any]) -> bool:
-        """Exclude more; tell whether anything is new."""
-        new = [target for target in targets if target not in (self._blocks if isinstance(target, Block)
-                                                              else self._patterns)]
-        for target in new:
-            if isinstance(target, Block):
-                # A slice of a network is a block that nobody keeps: the blocks inside of it count by themselves.
-                self._blocks.update(descendants(target))
-            else:
-                self._patterns[target] = None
-                self._unseen += [target] if isinstance(target, str) else []
-        self.given = self.given or bool(new)
-        self._begin_again(self._children)
-        return bool(new)
-
-    def match(self, block: Block, children: int) -> bool:
-        """Tell whether a block is excluded wherever it is called; `children` says how often one was added anywhere."""
-        if children != self._children:
-            self._begin_again(children)
-        known = self._answers.get(block)
-        if known is None or known[0] is not type(block):
-            known = self._answers[block] = type(block), block in self._below or self._fits(block)
-        return known[1]
-
-    def inside(self, outermost: Block, children: int, is_traced: bool = False) -> Container[Block]:
-        """Return the blocks of a network excluded by class or name of a block around; a traced network calls none."""
-        if self._unseen:
-            self._look_for_unseen(outermost)
-        if is_traced or not self._patterns:
-            return ()
-        if children != self._children:
-            self._begin_again(children)
-        found = self._inside.get(outermost)
-        if found is None:
-            found = self._inside[outermost] = weakref.WeakSet(subtrees(outermost, self._fits))
-        return found
-
-    def _fits(self, block: Block) -> bool:
-        return any(is_target(block, pattern) for pattern in self._patterns)
-
-    def _look_for_unseen(self, outermost: Block) -> None:
-        """Warn of names that no block has, as the first network runs."""
-        if not outermost.collect_params():  # a loss is no network
-            return
-        living = [thing for thing in gc.get_objects() if issubclass(type(thing), Block) and "_prefix" in vars(thing)]
-        for name in self._unseen:
-            if not any(is_target(block, name) for block in living):
-                hint = closest(name, [block.name for block in descendants(outermost)])
-                warn(f"amp.exclude: no block {name!r} is in {outermost.name!r} or in another network: it excludes "
-                     f"nothing.{hint}")
-        self._unseen = []
-
-
 class Network(NamedTuple):
     """How a network given to ``initialize`` runs."""
 
@@ -120,23 +41,55 @@ class Network(NamedTuple):
 
 
 class _BlockSettings:
-    """Tells the state that a block's call runs under. Networks are referred to weakly."""
+    """Tells the state that a block's call runs under. Blocks are referred to weakly."""
+
+    # A block is kept in FP32 with all blocks inside it, whatever calls them; a class or a name reaches the blocks
+    # inside of the blocks it fits in the network that is called.
 
     def __init__(self) -> None:
-        self.exclusions = Exclusions()
-        self.level: Any = None  # by initialize, for trainers: gives loss scalers
         self.changes = 0  # of exclusions and networks
         self.children = 0  # how often a block got another child
-        self._forget_networks()
+        self.clear()
 
-    def _forget_networks(self) -> None:
-        self._has_networks = False
+    def clear(self) -> None:
+        """Forget all settings of blocks."""
+        self.level: Any = None  # by initialize, for trainers: gives loss scalers
+        self._excludes = self._has_networks = False
+        self._excluded: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._patterns: dict[type | str, None] = {}
+        self._unseen: list[str] = []  # names that no network was called for
         self._networks: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary()
-        self._known_parts: tuple[Any, Mapping[Block, Network]] = (None, {})
+        self._version: tuple[int, int] | None = None  # of the settings and blocks that the answers below are for
+
+    def _begin_again(self) -> None:
+        """Forget the answers that were kept where a setting was added, or a block anywhere got another child."""
+        version = self.changes, self.children
+        if self._version == version:
+            return
+        self._version = version
+        # the excluded blocks, and all blocks that are inside of them now
+        self._below = weakref.WeakSet(inner for block in self._excluded for inner in descendants(block))
+        # With its class, which may be exchanged: whether a block is excluded wherever it is called.
+        self._answers: weakref.WeakKeyDictionary[Block, tuple[type, bool]] = weakref.WeakKeyDictionary()
+        self._inside: weakref.WeakKeyDictionary[Block, weakref.WeakSet[Block]] = weakref.WeakKeyDictionary()
+        # the blocks inside networks: containers may be iterated, and not called
+        self._parts: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary(
+            {part: network for net, network in self._networks.items() if network.state is not None
+             for part in descendants(net)})
 
     def exclude(self, targets: Sequence[Any]) -> None:
         """Keep blocks, classes of blocks, or names of blocks (with wildcards) in FP32."""
-        self.changes += self.exclusions.add(targets)
+        new = [target for target in targets if target not in (self._excluded if isinstance(target, Block)
+                                                              else self._patterns)]
+        for target in new:
+            if isinstance(target, Block):
+                # A slice of a network is a block that nobody keeps: the blocks inside of it count by themselves.
+                self._excluded.update(descendants(target))
+            else:
+                self._patterns[target] = None
+                self._unseen += [target] if isinstance(target, str) else []
+        self._excludes = self._excludes or bool(new)
+        self.changes += bool(new)
 
     def cast(self, networks: Mapping[Block, Network]) -> None:
         """Run whole networks under states of their own."""
@@ -144,19 +97,13 @@ class _BlockSettings:
         self._has_networks = self._has_networks or bool(networks)
         self.changes += 1
 
-    def clear(self) -> None:
-        """Forget all settings of blocks."""
-        self.level = None
-        self._forget_networks()
-        self.exclusions.clear()
-
     def epoch(self) -> int:
         """Return the number of the settings that blocks are traced under, 0 for none; another one traces them again."""
         return self.changes if self.has_any() else 0
 
     def has_any(self) -> bool:
         """Tell whether any block is excluded, or runs under a state of its own."""
-        return self.exclusions.given or self._has_networks
+        return self._excludes or self._has_networks
 
     def have_states(self) -> bool:
         """Tell whether any network runs under a state of its own."""
@@ -164,10 +111,19 @@ class _BlockSettings:
 
     def region(self, block: Block) -> Any:
         """Return the region that a block's call is to run in, None for the one around it."""
-        if self.exclusions.given and self._is_excluded(block):
+        if not self.has_any():
+            return None
+        self._begin_again()
+        if not frame.blocks:  # a network that is traced already calls no block inside it
+            self._enter(block, is_traced=(block.__dict__.get("_cached_op") is not None
+                                          and block.__dict__.get("_amp_epoch") == self.changes))
+        if self._excludes and self._is_excluded(block):
             return in_force.off()
-        network = self._network(block) if self._has_networks else None
-        if network is None or network.state is None or in_force.is_switched_off():
+        network, regions = self._networks.get(block), in_force.regions.entries()
+        if network is None and not regions:
+            network = frame.parts.get(block)
+        is_off = regions and not (regions[-1].value and regions[-1].value.enabled)
+        if network is None or network.state is None or is_off:
             return None
         return region(network.state)
 
@@ -179,40 +135,45 @@ class _BlockSettings:
     @contextmanager
     def tracing(self, block: Block) -> Iterator[None]:
         """Trace a block in the body, by a call of it or not; the blocks inside know which are excluded."""
-        if self.exclusions.given and not frame.blocks:
-            frame.excluded = self.exclusions.inside(block, self.children)
-        if self._has_networks and not frame.blocks:
-            frame.parts = self._parts(block)
+        if self.has_any() and not frame.blocks:
+            self._begin_again()
+            self._enter(block)
         frame.blocks += 1
         try:
             yield
         finally:
             frame.blocks -= 1
 
-    def _network(self, block: Block) -> Network | None:
-        """Return the network that a block is; outside of all regions, also the one that it is a part of."""
-        if not frame.blocks:
-            frame.parts = self._parts(block)
-        network = self._networks.get(block)
-        return frame.parts.get(block) if network is None and not in_force.regions.entries() else network
-
-    def _parts(self, outermost: Block) -> Mapping[Block, Network]:
-        """Map the blocks inside networks to them: containers may be iterated, and not called."""
-        if outermost in self._networks:
-            return {}
-        version = self.changes, self.children
-        if self._known_parts[0] != version:  # there may be thousands of blocks, and this is asked at every loss
-            self._known_parts = version, weakref.WeakKeyDictionary(
-                {part: network for net, network in self._networks.items() if network.state is not None
-                 for part in descendants(net)})
-        return self._known_parts[1]
+    def _enter(self, outermost: Block, is_traced: bool = False) -> None:
+        """Note which blocks inside of the outermost one are excluded by a block around them, or parts of networks."""
+        self._look_for_unseen(outermost)
+        frame.parts = {} if outermost in self._networks else self._parts
+        frame.excluded = ()
+        if self._patterns and not is_traced:
+            if outermost not in self._inside:
+                self._inside[outermost] = weakref.WeakSet(subtrees(outermost, self._fits))
+            frame.excluded = self._inside[outermost]
 
     def _is_excluded(self, block: Block) -> bool:
-        if not frame.blocks:  # the outermost: since its last call blocks may have been added
-            is_traced = (block.__dict__.get("_cached_op") is not None
-                         and block.__dict__.get("_amp_epoch") == self.epoch())
-            frame.excluded = self.exclusions.inside(block, self.children, is_traced)
-        return block in frame.excluded or self.exclusions.match(block, self.children)
+        known = self._answers.get(block)
+        if known is None or known[0] is not type(block):
+            known = self._answers[block] = type(block), block in self._below or self._fits(block)
+        return known[1] or block in frame.excluded
+
+    def _fits(self, block: Block) -> bool:
+        return any(is_target(block, pattern) for pattern in self._patterns)
+
+    def _look_for_unseen(self, outermost: Block) -> None:
+        """Warn of names that no block has, as the first network runs."""
+        if not self._unseen or not outermost.collect_params():  # a loss is no network
+            return
+        living = [thing for thing in gc.get_objects() if issubclass(type(thing), Block) and "_prefix" in vars(thing)]
+        for name in self._unseen:
+            if not any(is_target(block, name) for block in living):
+                hint = closest(name, [block.name for block in descendants(outermost)])
+                warn(f"amp.exclude: no block {name!r} is in {outermost.name!r} or in another network: it excludes "
+                     f"nothing.{hint}")
+        self._unseen = []
 
 
 block_settings = _BlockSettings()

@@ -20,15 +20,9 @@ from ..rules.tables import groups
 
 _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
-_said: set[str] = set()
 _LEAST_GAIN, _AMX_GAIN = 1.3, 2.5  # gains seen lie at 1.7 to 2.0, or at 0.5 to 0.7; with AMX at 5
 # Layers that networks spend their time in: channels, and the side of their maps.
 _PROBED, _PROBED_BATCH, _PROBES = ((64, 56), (128, 28), (256, 14)), 4, 5
-_AMX_REMEDIES: Mapping[str | None, str] = {
-    host.GRANTED_LATE: "Import gluon_amp before anything that runs MXNet operators",
-    host.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine the host must do so "
-                      "too",
-}
 _ONEDNN = "MXNET_MKLDNN_ENABLED"
 SAFE_ACCUMULATION = "MXNET_SAFE_ACCUMULATION"  # 1: sums of float16 values are kept in FP32, those of FP32 in float64
 # MXNet's own kernels of these operators add up in the type of their data, unless the variable is set.
@@ -52,7 +46,7 @@ _ONEDNN_FAULT = lacks_onednn(os.environ)  # MXNet reads the variable once, too
 def support(device_type: str, device_id: int = 0) -> Support:
     """Say which type a kind of device runs in."""
     if device_type == "gpu":
-        return cuda_support(host.compute_capability(device_id))
+        return cuda_support(host.gpu(device_id)[1])
     if _ONEDNN_FAULT:
         return Support(FLOAT32, True, _ONEDNN_FAULT)
     own = cpu_support()
@@ -86,11 +80,10 @@ def cpu_rates() -> Rates:
 
 def device_supports() -> dict[str, Support]:
     """Say which type each kind of device of this machine runs in."""
-    # A GPU of another kind than the first one has an entry of its own, as ``'gpu(1)'``: it may run another type, and
-    # measurements of the one do not hold for the other.
+    # A GPU of another kind than the first one has an entry of its own, as ``'gpu(1)'``: it may run another type.
     supports, names = {"cpu": support("cpu")}, {}
     for number in range(gpus.count()):
-        own, names[number] = support("gpu", number), host.device_name(number)
+        own, names[number] = support("gpu", number), host.gpu(number)[0]
         if number == 0:
             supports["gpu"] = own
         elif (own, names[number]) != (supports["gpu"], names[0]):
@@ -107,9 +100,11 @@ def lost_amx() -> str | None:
     """Return why oneDNN does not use the CPU's AMX tiles; None where it does, or where that costs no speed."""
     outcome = host.amx_outcome()
     if outcome == host.REFUSED:
-        return "this CPU has AMX tiles, which the operating system does not let this process use"
+        return ("this CPU has AMX tiles, which the operating system does not let this process use (Linux from 5.16 on "
+                "does; in a container or a virtual machine the host must, too)")
     if outcome == host.GRANTED_LATE and _measured_gain() <= _AMX_GAIN:
-        return "this CPU's AMX tiles are off, because MXNet ran an operator before gluon_amp was imported"
+        return ("this CPU's AMX tiles are off, because MXNet ran an operator before gluon_amp was imported (import "
+                "gluon_amp first)")
     return None
 
 
@@ -164,7 +159,7 @@ def verdict(supports: Mapping[str, Support]) -> str:
     return "; ".join(f"{each.dtype} on the {', '.join(names)}, because {each.reason}" for each, names in alike.items())
 
 
-def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str) -> None:
+def announce(chosen: Mapping[str, Support], requested: str | None) -> None:
     """Log which type each device runs, and warn where a device cannot be used, or a type that was named is slow."""
     warn_if_slow(chosen)
     broken = gpus.problem()
@@ -177,22 +172,16 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
             warn_once(f"AMP stays in FP32 on the {name.upper()}, which MXNet has no bfloat16 kernels for: "
                       "bfloat16 was asked for. amp.init() without a type runs each device in its best one")
         if requested is None and own.dtype == FLOAT32 and name == "cpu" and lost_amx():
-            warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
-                      f"{_AMX_REMEDIES[host.amx_outcome()]}")
+            warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}")
     _logger.info("AMP runs %s", verdict(chosen))
-    _logger.debug("AMP switched on: %s", rewrites)
     if "cpu" in chosen:
         if cpu_rates().cpu != host.cpu_kind():
             _logger.info("AMP: kernels are chosen by the rates of another CPU, %s; `gluon-amp check --measure` "
                          "measures this one in two minutes", cpu_rates())
         native.say_what_is_missing()
-        misfit = host.threads_misfit()
-        if misfit:
-            _logger.warning("AMP: %s", misfit)
-        spare = host.threads_to_spare()
-        if spare and spare not in _said:
-            _said.add(spare)
-            _logger.info("AMP: %s", spare)
+        for level, advice in (logging.WARNING, host.threads_misfit()), (logging.INFO, host.threads_to_spare()):
+            if advice:
+                _logger.log(level, "AMP: %s", advice)
 
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:

@@ -43,16 +43,10 @@ class _InForce:
         """Tell whether a state is in force here, on any device and in any precision."""
         return self.current() is not None
 
-    def is_switched_off(self) -> bool:
-        """Tell whether a region here switches AMP off."""
-        regions = self.regions.entries()
-        return bool(regions) and (regions[-1].value is None or not regions[-1].value.enabled)
-
     def rewriter(self) -> State | None:
         """Return the state that graphs run under, None for MXNet's own way; ``marked`` outside of all regions."""
-        regions = self.regions.entries()
-        current = regions[-1].value if regions else self.state
-        return self.marked if current is None and not regions and self.hooked else current
+        current = self.current()
+        return self.marked if current is None and self.hooked and not self.regions.entries() else current
 
     def remembered(self, settings: Any, make: Callable[[], State]) -> State:
         """Return the state of some settings; a recent equal one is used again."""
@@ -132,9 +126,8 @@ class Frame(threading.local):
     def __init__(self) -> None:
         self.blocks = 0  # how many calls of blocks are under way
         self.hybrid_blocks = 0  # how many of them are of hybrid blocks
-        # Casts of parameters made since the outermost block that MXNet could trace was called, so that each is made
-        # once; None outside of such a call. They must not live longer: two losses that share a recorded cast cannot
-        # both be differentiated.
+        # Casts of parameters in this call of the outermost block that MXNet could trace, each made once; None outside.
+        # They must not live longer: two losses that share a recorded cast cannot both be differentiated.
         self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] | None = None
         self.excluded: Container[Block] = ()  # the blocks that are excluded by a block around them in this call
         # the blocks inside networks that were given to ``initialize``, where the outermost block is none of them

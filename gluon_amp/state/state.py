@@ -7,7 +7,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 
-from .. import native, passes
+from .. import passes
 from .._mxnet import gpus
 from .._mxnet.arrays import first_array
 from .._mxnet.invoke import Invocation, handle_of, parameters_of, registered_operators
@@ -142,13 +142,6 @@ class State:
     def lowers(self) -> bool:
         """Whether anything runs in low precision, on any device."""
         return any(policy.lowers for policy in self.policies.values())
-
-    def rewrites(self) -> str:
-        """Name the passes that make networks faster, for people."""
-        runs = native.is_available if native.any_is_available() else None
-        used = {step.name for kind, policy in self.policies.items() for step in passes.pipeline_of(
-            passes.Context(policy, self.devices[kind], native=runs if kind == "cpu" else None))}
-        return ", ".join([name for name in passes.list_passes() if name in used] + ["faster updates"])
 
     def key(self, context: mx.Context) -> str:
         """Return the name of a device that policies are kept under."""

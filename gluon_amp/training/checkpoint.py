@@ -15,7 +15,7 @@ from ..base import checks
 from ..base.files import replacing
 from ..errors import StateError, expected
 from .loss_scaler import LossScaler, ScalerState
-from .trainer_scaler import TrainerScaler, attached_scalers
+from .trainer_scaler import TrainerScaler, scalers_in_use
 
 _MAGIC = STATES_BEGIN + b"2\n"
 _PICKLED = STATES_BEGIN + b"1\n"  # as versions before wrote them
@@ -27,17 +27,12 @@ def state_dict() -> dict[str, dict[str, float]]:
     The names are ``'loss_scaler0'``, ``'loss_scaler1'``, ..., the states numbers, fit for JSON. A trainer of before the
     last :func:`init` or :func:`initialize` is left out until it scales a loss again.
     """
-    return {f"loss_scaler{number}": scaler.state_dict() for number, scaler in enumerate(_scalers())}
-
-
-def _scalers() -> list[LossScaler]:
-    scalers = [scaler for item in attached_scalers() for scaler in item.scalers]
-    return list({id(scaler): scaler for scaler in scalers}.values())
+    return {f"loss_scaler{number}": scaler.state_dict() for number, scaler in enumerate(scalers_in_use())}
 
 
 def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
     """Continue all loss scalers, as many as now, from a result of :func:`state_dict`; none if it is malformed."""
-    scalers = _scalers()
+    scalers = scalers_in_use()
     if not isinstance(state, Mapping) or not all(isinstance(each, Mapping) for each in state.values()):
         raise ValueError(expected("what amp.state_dict() returned", "state", state))
     if set(state) != {f"loss_scaler{number}" for number in range(len(scalers))}:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
@@ -12,7 +11,6 @@ from ..base import checks
 from ..errors import expected
 
 LEAST_SCALE, MOST_SCALE = 2.0 ** -126, 2.0 ** 127  # losses are multiplied in FP32
-SMALL_SCALE = 2.0 ** -24  # below it gradients of 1 are zero in float16
 
 
 def scale_of(name: str, value: Any) -> float:
@@ -27,9 +25,6 @@ def _count(name: str, value: float, least: int = 0) -> int:
     if not checks.is_number(value) or not (least <= value < 2 ** 63) or value % 1:
         raise ValueError(expected(f"a whole number, {least} or above", name, value))
     return int(value)
-
-
-_one_or_more = partial(_count, least=1)
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ class LossScaler:
 
     _loss_scale = _next_loss_scale = _known_as("_loss_scale", "_state", "scale", scale_of)
     _unskipped = _known_as("_unskipped", "_state", "good_steps", _count)
-    _scale_seq_len = _known_as("_scale_seq_len", "_rule", "growth_interval", _one_or_more)
+    _scale_seq_len = _known_as("_scale_seq_len", "_rule", "growth_interval", lambda name, value: _count(name, value, 1))
     _max_loss_scale = _known_as("_max_loss_scale", "_rule", "max_scale", scale_of)
 
     @property
@@ -191,7 +186,7 @@ class DynamicLossScaler(LossScaler):
             if not checks.is_number(value) or not low <= value <= high:
                 raise ValueError(expected(f"a number between {low} and {high}", name, value))
         super().__init__(init_scale, ScalerRule(
-            float(growth_factor), float(backoff_factor), _one_or_more("growth_interval", growth_interval),
+            float(growth_factor), float(backoff_factor), _count("growth_interval", growth_interval, 1),
             float(min_scale), min(float(max_scale), MOST_SCALE)))
 
 

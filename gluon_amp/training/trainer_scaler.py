@@ -19,7 +19,7 @@ from ..eager.running_stats import running_stats
 from ..errors import StateError, expected, some_of, warn
 from ..parallel import Reduction, distribute
 from ..state.in_force import in_force
-from .loss_scaler import SMALL_SCALE, LossScaler, StaticLossScaler
+from .loss_scaler import LossScaler, StaticLossScaler
 
 _RECENT = 50  # steps: where half of them were skipped a warning says so
 _logger = logging.getLogger("gluon_amp")
@@ -60,15 +60,14 @@ class TrainerScaler:
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # losses whose backward is under way
         self._overflowed: set[int] = set()  # losses whose backward gave the first gradients that are not finite
-        # By parameter and device: which gradients a backward pass had written when they were reduced. MXNet's marks are
-        # cleared then, so that gradients of another backward pass are seen.
+        # By parameter and device: which gradients were written when they were reduced, as MXNet's marks go then.
         self._fresh: list[list[bool]] | None = None
         self._is_ahead = False  # whether gradients were reduced before the trainer was told to
         self._awaited: Callable[[], bool] | None = None  # tells whether gradients are finite, until someone has asked
         self._is_asked_later = False  # by the updaters, during an update
         self._warn_after, self._max_skipped = warn_after, max_skipped  # skipped steps in a row
         self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether each of the last steps was skipped
-        self._told = {"skips": False, "scale": False}  # by a warning
+        self._has_warned = False  # of skipped steps
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "listeners": []}  # they listen to the original
@@ -78,7 +77,7 @@ class TrainerScaler:
         self.remember()
 
     def remember(self) -> None:
-        """Count among :func:`attached_scalers`, and have running statistics kept for the trainer."""
+        """Count among :func:`scalers_in_use`, and have running statistics kept for the trainer."""
         if self.skips:
             _attached[id(self)] = self
             running_stats.deciders.add(self.trainer)
@@ -122,11 +121,9 @@ class TrainerScaler:
         return self.applied if self.state is StepState.SCALED else 1.0
 
     def scaler_of(self, loss_id: int) -> LossScaler:
-        """Return the scaler of a loss; raise TypeError or ValueError for a number that no loss has."""
+        """Return the scaler of a loss; raise ValueError for a number that no loss has."""
         if not self.skips:
             return self.scaler
-        if isinstance(loss_id, bool) or not isinstance(loss_id, int):
-            raise TypeError(expected("an int", "loss_id", loss_id))
         if not 0 <= loss_id < len(self.scalers):
             raise ValueError(expected(f"a number below num_losses={len(self.scalers)}", "loss_id", loss_id))
         return self.scalers[loss_id]
@@ -320,23 +317,16 @@ class TrainerScaler:
         self.forget(state)
 
     def _warn_of_skips(self) -> None:
-        """Warn, or end the run, where many steps were skipped, and where gradients vanish at the scale of now."""
-        smallest = min(scaler.loss_scale for scaler in self.scalers)
-        if smallest < SMALL_SCALE and not self._told["scale"]:
-            self._told["scale"] = True
-            warn(f"the loss scale is {smallest:g}. Below 2^-24 float16 rounds gradients of 1 to zero, so that good "
-                 f"batches hardly move weights any more. {self.num_skipped} steps were skipped so far: look for "
-                 "infinite or NaN values in the data and in the loss, then set the scale again: "
-                 "scaler.update(new_scale=65536.0) of a GradScaler, else amp.load_state_dict")
+        """Warn, or end the run, where many steps were skipped."""
         scaler = max(self.scalers, key=lambda scaler: scaler.skipped_in_a_row)
         in_a_row, of_late = scaler.skipped_in_a_row, sum(self._recent)
         is_last = self._max_skipped is not None and in_a_row >= self._max_skipped
-        is_often = of_late >= _RECENT // 2 and not self._told["skips"]
+        is_often = of_late >= _RECENT // 2 and not self._has_warned
         if not self.step_was_skipped or not (is_last or is_often or in_a_row == self._warn_after):
             return
         count = (f"{in_a_row} steps in a row" if is_last or in_a_row == self._warn_after else
                  f"{of_late} of the last {len(self._recent)} steps")
-        self._told["skips"] = True
+        self._has_warned = True
         advice = ("The loss scale is at its lowest: the loss or the data may be infinite or NaN themselves, or a layer "
                   "overflows; try a lower learning rate, or amp.exclude for the layers named"
                   if scaler.at_floor else "The loss scale keeps falling")
@@ -367,8 +357,9 @@ def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
     return scaler
 
 
-def attached_scalers() -> list[TrainerScaler]:
-    """Return the trainer scalers of the living trainers in use, in the order of ``init_trainer``."""
+def scalers_in_use() -> list[LossScaler]:
+    """Return the loss scalers of the living trainers in use, in the order of ``init_trainer`` and their losses."""
     # Trainers of an earlier init may live on in a notebook, or in a script that trains twice.
     gc.collect()  # a trainer and its parameters refer to each other: without this, dead ones would count by chance
-    return [item for item in _attached.values() if item.session == in_force.session]
+    return list(dict.fromkeys(scaler for item in _attached.values() if item.session == in_force.session
+                              for scaler in item.scalers))

@@ -353,7 +353,7 @@ class TestExclusions:
         assert found.conversion.casts == amp.convert_hybrid_block(net, "float16", exclude=net[0]).conversion.casts == 4
 
     def test_blocks_of_another_network_are_refused(self):
-        with pytest.raises(PolicyError, match="holds no block"):
+        with pytest.raises(PolicyError, match="has no node or block"):
             amp.convert_hybrid_block(self.net(), exclude=nn.Conv2D)
         with pytest.raises(PolicyError, match="expected names of nodes or blocks"):
             amp.convert_hybrid_block(self.net(), exclude=3)
@@ -479,7 +479,7 @@ class TestBucketing:
             assert other.dtype == np.float32
 
     def test_blocks_cannot_be_excluded_as_the_module_holds_none(self):
-        with pytest.raises(PolicyError, match="holds no block 'Dense'"):
+        with pytest.raises(PolicyError, match="has no node or block 'Dense'"):
             amp.convert_bucketing_module(self.module(), exclude=nn.Dense)
 
     def test_a_module_without_parameters_is_refused(self):
@@ -535,8 +535,6 @@ class TestBadInput:
                 call(data_names="data")
             with pytest.raises(TypeError, match="expected a Context or a list of them, received device='gpu'"):
                 call(device="gpu")
-        with pytest.raises(TypeError, match="expected a Context or a list of them, received ctx="):
-            amp.convert_hybrid_block(nn.Dense(2, in_units=2), ctx="cpu")
 
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     def test_parameters_that_do_not_belong_to_the_symbol(self, dtype):

@@ -349,7 +349,7 @@ def test_a_warning_tells_of_outputs_that_are_far_off(output, options, is_told):
         warnings.simplefilter("always")
         fast = amp.convert_hybrid_block(net, calib_data=x, **ONLY, **options)
     assert relative(fast(x), net(x)) > 0.05
-    assert [str(each.message).startswith("outputs in INT8 are ") for each in told
+    assert [str(each.message).startswith("with all layers in INT8 outputs are ") for each in told
             if each.category is UserWarning] == [True] * is_told
 
 
@@ -358,7 +358,7 @@ def test_layers_stay_wide_until_outputs_are_near_where_no_limit_is_named():
     net.initialize(mx.init.Xavier())
     net(x)
     net.first.bias.set_data(mx.nd.full(16, 50))
-    with pytest.warns(UserWarning, match=r"INT8 outputs are \d\d\.\d% off FP32, so that 1 of 1 layers stay"):
+    with pytest.warns(UserWarning, match=r"INT8 outputs are \d\d\.\d% off FP32: 1 of 1 layers stay"):
         fast = amp.convert_hybrid_block(net, "int8", calib_data=x)
     assert relative(fast(x), net(x)) <= 0.035
     assert set(fast.conversion.wide.values()) == {"the network is not accurate enough with it"}

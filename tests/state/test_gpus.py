@@ -12,10 +12,8 @@ import gluon_amp as amp
 from gluon_amp._mxnet import gpus as mxnet_gpus
 from gluon_amp.machine import host
 from gluon_amp.machine.dtypes import cuda_support
-from gluon_amp.rules import Policy
 from gluon_amp.state import devices
 from gluon_amp.state.in_force import in_force
-from gluon_amp.state.state import State
 
 AMPERE, HOPPER, KEPLER, PASCAL = (8, 0), (9, 0), (3, 7), (6, 1)
 
@@ -23,11 +21,10 @@ AMPERE, HOPPER, KEPLER, PASCAL = (8, 0), (9, 0), (3, 7), (6, 1)
 @pytest.fixture
 def told(monkeypatch):
     """Let this package believe in GPUs of these capabilities, and in a driver and a run-time compiler."""
-    def told(*capabilities, driver=(12, 2), compiler=(11, 8), names=()):
+    def told(*capabilities, driver=(12, 2), compiler=(11, 8)):
         monkeypatch.setattr(mxnet_gpus, "count", lambda: len(capabilities))
         take_for(monkeypatch, "AVX512_CORE_BF16")
-        monkeypatch.setattr(host, "compute_capability", lambda number=0: capabilities[number])
-        monkeypatch.setattr(host, "device_name", lambda number=0: names[number] if names else "GPU")
+        monkeypatch.setattr(host, "gpu", lambda number: ("GPU", capabilities[number]))
         monkeypatch.setattr(host, "driver_version", lambda: driver)
         monkeypatch.setattr(host, "nvrtc_version", lambda: compiler)
         for name in (host.NO_FUSION, devices.SAFE_ACCUMULATION):
@@ -105,13 +102,6 @@ class TestMessages:
         assert "no operator runs there in any type. Use another device" in found[0]
         assert (amp.active_dtype("cpu"), amp.active_dtype("gpu")) == ("bfloat16", None)
 
-    def test_bfloat16_with_a_gpu(self, told):
-        told(AMPERE)
-        found = warned(lambda: amp.init("bfloat16"))
-        assert len(found) == 1
-        assert "MXNet has no bfloat16 kernels for: bfloat16 was asked for" in found[0]
-        assert amp.active_dtype("gpu") is None
-
     def test_active_dtype_knows_its_devices(self, told):
         told(AMPERE)
         amp.init()
@@ -167,12 +157,6 @@ class TestGpusThatDiffer:
             amp.convert_hybrid_block(net, device=[mx.gpu(0), mx.gpu(1)])
         with pytest.raises(amp.DTypeError, match="expected devices that run one converted network"):
             amp.convert_hybrid_block(net, "float32", device=[mx.cpu(), mx.gpu(1)])
-
-    def test_states_name_devices_as_their_policies_do(self):
-        state = State({"cpu": Policy("bfloat16"), "gpu": Policy("float16"), "gpu(1)": Policy("float32")})
-        contexts = mx.cpu(3), mx.gpu(0), mx.gpu(1), mx.gpu(2)
-        assert [state.key(each) for each in contexts] == ["cpu", "gpu", "gpu(1)", "gpu"]
-        assert not state.policy("gpu(1)").lowers
 
 
 class TestSums:

@@ -88,10 +88,10 @@ class TestAmx:
     def test_a_refusal_is_not_blamed_on_the_order_of_imports(self, timings):
         timings(1.0, 2.0, "AVX512_CORE_BF16")
         assert not host.request_amx(AMX_CPU, {}, lambda: False)
-        assert (host.amx_outcome(), host.amx_granted()) == (host.REFUSED, False)
-        with pytest.warns(UserWarning, match=r"does not let this process use\. Linux allows them from") as caught:
+        assert host.amx_outcome() == host.REFUSED
+        with pytest.warns(UserWarning, match=r"does not let this process use \(Linux from") as caught:
             amp.init()
-        assert "Import gluon_amp before" not in str(caught[0].message)
+        assert "import gluon_amp first" not in str(caught[0].message)
         assert caught[0].filename == __file__
 
     def test_a_cpu_without_amx_has_nothing_to_lose(self):
@@ -118,7 +118,7 @@ class TestAmx:
         timings(1.0, 1.5)
         host.request_amx(AMX_CPU, {}, lambda: True)
         with pytest.warns(UserWarning, match=r"although bfloat16 could be several times as fast: .*before "
-                                             r"gluon_amp was imported\. Import gluon_amp before anything") as caught:
+                                             r"gluon_amp was imported \(import gluon_amp first\)") as caught:
             amp.init()
         assert caught[0].filename == __file__
         assert amp.active_dtype() is None
@@ -130,7 +130,7 @@ class TestAmx:
         host.request_amx(AMX_CPU, {}, lambda: True)
         found = devices.support("cpu").requested(BFLOAT16)
         assert (found.dtype, found.native, found.amx) == (BFLOAT16, False, False)
-        assert found.reason.endswith("before gluon_amp was imported: bfloat16 is slower than FP32")
+        assert found.reason.endswith("(import gluon_amp first): bfloat16 is slower than FP32")
 
     def test_a_busy_machine_does_not_make_tiles_run(self, monkeypatch):
         found = iter([(5.0, 1.0)] * 3 + [(0.5, 1.2)] * 3)
