@@ -24,6 +24,7 @@ from ..session.init import is_active
 from ..state.blocks import block_settings
 from ..state.in_force import in_force
 from ..training import loss_scaler
+from ..training.trainer_scaler import scalers_in_use
 
 _CONDITIONAL = "CONDITIONAL"  # FP32 for some attributes only
 # The inputs of operators some of whose inputs stay FP32 in bfloat16.
@@ -135,12 +136,18 @@ def uninstall() -> None:
 
 
 class _Live(ModuleType):
-    """A module with the variable of ``mxnet.contrib.amp.amp`` that changes, and that scripts read."""
+    """A module with the variables of ``mxnet.contrib.amp.amp`` that change, which scripts read."""
 
     amp = property(lambda self: sys.modules[_OURS])  # which ``from mxnet.contrib.amp import amp`` names
     bfloat16 = property(lambda self: BFLOAT16_DTYPE)
+    _amp_loss_scale_initialized = property(lambda self: bool(scalers_in_use()))
     _amp_initialized = property(lambda self: in_force.state is not None or block_settings.level is not None
                                 or is_active())
+
+    @property
+    def _loss_scaler(self) -> loss_scaler.LossScaler | None:
+        """The scaler of the first trainer."""
+        return next(iter(scalers_in_use()), loss_scaler.LossScaler() if self._amp_initialized else None)
 
 
 class _View(list):

@@ -29,12 +29,14 @@ from ..rules.decision import (
     may_lower,
     number,
 )
+from ..rules.tables import groups
 from .context import Context
 
 
 def assign_dtypes(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
     nodes, lowered = graph.operators(), 0
+    exact = _whole_numbers(nodes)
     sparse = consumers_of_sparse(graph, context.facts.sparse)
     behind_loops: set[Node] = set()  # what reads a while_loop's results, also through others
     for node in nodes:
@@ -43,6 +45,8 @@ def assign_dtypes(graph: Graph, context: Context) -> int:
                                        for entry in node.inputs):
             behind_loops.add(node)
             node.decision = BEHIND_LOOP if may_lower(node.decided) else node.decision
+        if id(node) in exact and may_lower(node.decided):
+            node.decision = in_fp32(node.decided, f"gives positions, which {context.target} does not count exactly")
     joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.device.imitated else ()
     for node in nodes:
         if id(node) in joins and {FLOAT32, context.target} <= {entry.dtype for entry in node.inputs}:
@@ -203,6 +207,40 @@ def constant(entry: Entry) -> float | None:
         first, second = constant(node.inputs[0]), number(node.attrs.get("scalar", "0"))
         return None if first is None or second is None else _ARITHMETIC[node.op](first, second)
     return None
+
+
+_CHOSEN = frozenset((  # numbers that the program chooses, or zeros and ones
+    "_arange", "_npi_arange", "_contrib_arange_like", "_eye", "_npi_eye", "one_hot", *groups.COMPARISONS,
+    *groups.SCALAR_COMPARISONS, *_FILLED, *_FILLED_WITH))
+_MOVING = frozenset((
+    *groups.IDENTITIES, *groups.RESHAPES, *groups.FLATTENING, *groups.REPETITIONS, *groups.MOVED_AXES, *groups.SPLITS,
+    *groups.JOINS, "transpose", "SwapAxis", "slice_axis", "slice", "_npi_broadcast_to", "broadcast_like", "Cast"))
+_CALCULATING = frozenset((*groups.ROUNDING, "clip", *groups.SCALAR_ARITHMETIC, *groups.ELEMWISE_ADDITIONS,
+                          *groups.ADDITIONS, *groups.SUMS, *groups.NUMPY_SUMS))
+_PRODUCTS = frozenset((*groups.PLAIN_PRODUCTS, *groups.BATCHED_PRODUCTS, "FullyConnected"))
+
+
+def _whole_numbers(nodes: Sequence[Node]) -> set[int]:
+    """Return the ids of products with chosen numbers, such as ``dot(one_hot, arange)``, that are read as positions."""
+    found: set[int] = set()
+    waiting = [node.inputs[groups.POSITIONS[node.op]] for node in nodes
+               if len(node.inputs) > groups.POSITIONS.get(node.op, len(node.inputs))]
+    seen = {entry.key for entry in waiting}
+    while waiting:
+        node = waiting.pop().node
+        if node.op in _PRODUCTS and any(map(_is_chosen, node.inputs)):
+            found.add(id(node))
+        elif node.op in _MOVING or node.op in _CALCULATING:
+            waiting += [entry for entry in node.inputs if entry.key not in seen]
+            seen.update(entry.key for entry in node.inputs)
+    return found
+
+
+def _is_chosen(entry: Entry) -> bool:
+    node = entry.node
+    while node.op in _MOVING:
+        node = node.inputs[0].node
+    return node.op in _CHOSEN
 
 
 # Their results are dense whatever they read. Of others a result may be sparse: they are the safer guess.

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import combinations
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
@@ -225,7 +225,10 @@ def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, .
 
 
 def _read_rule(raw: Mapping[str, Any]) -> Rule:
-    # Earlier versions wrote the operator's name, and inputs that Apex's O3 rounded: they are not read.
+    # Earlier versions wrote the operator's name, and inputs that Apex's O3 rounded.
+    unknown = set(raw) - {each.name for each in fields(Rule)} - {"name", "rounded_inputs"}
+    if unknown:
+        raise ValueError(f"expected the fields of a rule, received {', '.join(sorted(unknown))}")
     rule, when, note = raw["rule"], raw["when"], raw.get("note", "")
     if rule not in RULES:
         raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", rule))

@@ -11,6 +11,7 @@ from ..base import checks
 from ..errors import expected
 
 LEAST_SCALE, MOST_SCALE = 2.0 ** -126, 2.0 ** 127  # losses are multiplied in FP32
+SMALL_SCALE = 2.0 ** -24  # below it gradients of 1 are zero in float16
 
 
 def scale_of(name: str, value: Any) -> float:

@@ -19,7 +19,7 @@ from ..eager.running_stats import running_stats
 from ..errors import StateError, expected, some_of, warn
 from ..parallel import Reduction, distribute
 from ..state.in_force import in_force
-from .loss_scaler import LossScaler, StaticLossScaler
+from .loss_scaler import SMALL_SCALE, LossScaler, StaticLossScaler
 
 _RECENT = 50  # steps: where half of them were skipped a warning says so
 _logger = logging.getLogger("gluon_amp")
@@ -67,7 +67,7 @@ class TrainerScaler:
         self._is_asked_later = False  # by the updaters, during an update
         self._warn_after, self._max_skipped = warn_after, max_skipped  # skipped steps in a row
         self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether each of the last steps was skipped
-        self._has_warned = False  # of skipped steps
+        self._told = {"skips": False, "scale": False}  # by a warning
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "listeners": []}  # they listen to the original
@@ -317,16 +317,23 @@ class TrainerScaler:
         self.forget(state)
 
     def _warn_of_skips(self) -> None:
-        """Warn, or end the run, where many steps were skipped."""
+        """Warn, or end the run, where many steps were skipped, and where gradients vanish at the scale of now."""
+        smallest = min(scaler.loss_scale for scaler in self.scalers)
+        if smallest < SMALL_SCALE and not self._told["scale"]:
+            self._told["scale"] = True
+            warn(f"the loss scale is {smallest:g}. Below 2^-24 float16 rounds gradients of 1 to zero, so that good "
+                 f"batches hardly move weights any more. {self.num_skipped} steps were skipped so far: look for "
+                 "infinite or NaN values in the data and in the loss, then set the scale again: "
+                 "scaler.update(new_scale=65536.0) of a GradScaler, else amp.load_state_dict")
         scaler = max(self.scalers, key=lambda scaler: scaler.skipped_in_a_row)
         in_a_row, of_late = scaler.skipped_in_a_row, sum(self._recent)
         is_last = self._max_skipped is not None and in_a_row >= self._max_skipped
-        is_often = of_late >= _RECENT // 2 and not self._has_warned
+        is_often = of_late >= _RECENT // 2 and not self._told["skips"]
         if not self.step_was_skipped or not (is_last or is_often or in_a_row == self._warn_after):
             return
         count = (f"{in_a_row} steps in a row" if is_last or in_a_row == self._warn_after else
                  f"{of_late} of the last {len(self._recent)} steps")
-        self._has_warned = True
+        self._told["skips"] = True
         advice = ("The loss scale is at its lowest: the loss or the data may be infinite or NaN themselves, or a layer "
                   "overflows; try a lower learning rate, or amp.exclude for the layers named"
                   if scaler.at_floor else "The loss scale keeps falling")

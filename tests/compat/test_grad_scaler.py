@@ -92,21 +92,23 @@ def test_two_trainers_skip_on_their_own_and_share_the_scale():
 
 def test_good_batches_move_the_weights_after_many_bad_ones():
     """142 skipped steps brought the scale to 2^-126, where gradients are zero in FP32, too."""
-    scaler = amp.GradScaler()
+    scaler, told = amp.GradScaler(), []
     net, trainer = make()
     net.weight.set_data(mx.nd.zeros((1, 2)))
-
-    def train(steps, value):
-        for _ in range(steps):
-            scaler.scale(loss_of(net, [value, 0.5])).backward()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        for number in range(143):
+            scaler.scale(loss_of(net, [math.nan if number < 142 else 2.0 ** -30, 0.5])).backward()
             scaler.step(trainer, 1)
             scaler.update()
-
-    with pytest.warns(UserWarning, match="20 steps in a row"):
-        train(142, math.nan)
-    train(1, 2.0 ** -30)
+            told.append((len(caught), scaler.get_scale()))
     np.testing.assert_array_equal(weight_of(net), [-2.0 ** -32, -0.125])
-    assert scaler.get_scale() == 2.0 ** -32
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == 2
+    assert "20 steps in a row" in texts[0]
+    assert "the loss scale is 2.98023e-08. Below 2^-24 float16" in texts[1]
+    assert told[40:42] == [(1, 2.0 ** -25), (2, 2.0 ** -26)]
+    assert told[-1] == (2, 2.0 ** -32)
 
 
 @pytest.mark.parametrize(("first", "least"), [(2.0 ** 16, 2.0 ** -32), (2.0 ** -40, 2.0 ** -40),
@@ -121,6 +123,15 @@ def test_no_factor_makes_the_scale_zero_or_denormal(first, least):
             scaler.step(trainer, 1)
         scaler.update()
         assert scaler.get_scale() == least >= np.finfo("float32").tiny
+
+
+def test_a_scale_that_was_small_when_it_was_saved_is_told_of():
+    scaler = amp.GradScaler()
+    scaler.load_state_dict({**STATE, "scale": 2.0 ** -40})
+    net, trainer = make()
+    scaler.scale(loss_of(net, [1.0, 0.0])).backward()
+    with pytest.warns(UserWarning, match=r"the loss scale is 9\.09495e-13"):
+        scaler.step(trainer, 1)
 
 
 def test_an_overflow_that_only_unscale_saw_lowers_the_scale():

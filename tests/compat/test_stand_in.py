@@ -63,7 +63,7 @@ import gluon_amp
 
 assert first.init is second.init is third.init is fourth.init is init is gluon_amp.init
 assert first.lists is third.lists is lists and lists.symbol_fp16 is symbol_fp16 is again
-assert second.amp._amp_initialized is third._amp_initialized is False
+assert second.amp._amp_initialized is third._amp_initialized is False and third._loss_scaler is None
 assert LossScaler().loss_scale == 65536
 assert bfloat16.names == ("bfloat16",)
 """
@@ -119,13 +119,19 @@ def test_changes_of_lists_warn(change):
 
 
 @pytest.mark.usefixtures("_installed")
-def test_the_variable_that_scripts_read_follows_what_is_on():
+def test_variables_that_scripts_read_follow_what_is_on():
     from mxnet.contrib.amp import amp as inner
     with amp.autocast():
         assert inner._amp_initialized
     assert not inner._amp_initialized
+    assert inner._loss_scaler is None
     inner.init()
     assert inner._amp_initialized
+    assert inner._loss_scaler.loss_scale == 65536
+    trainer = trainer_of(nn.Dense(2, in_units=4))
+    inner.init_trainer(trainer)
+    assert inner._loss_scaler is trainer._amp_loss_scaler.scaler
+    assert inner._amp_loss_scale_initialized
 
 
 @pytest.mark.usefixtures("_installed")

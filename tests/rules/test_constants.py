@@ -164,3 +164,54 @@ def test_a_users_list_holds_for_squares():
     net.hybridize()
     amp.init("float16", target_precision_ops=["FullyConnected", "elemwise_mul"])
     assert np.isinf(net(x).asnumpy()).all()
+
+
+CLASSES = 3000
+NUMBERS = {
+    "dot": lambda F, hot: F.dot(hot, F.arange(0, CLASSES)),
+    "column": lambda F, hot: F.floor(F.dot(hot, F.expand_dims(F.arange(0, CLASSES), axis=1)).reshape((-1,)) + 0.5),
+    "dense": lambda F, hot: F.FullyConnected(hot, F.expand_dims(F.arange(0, CLASSES), axis=0), num_hidden=1,
+                                             no_bias=True).reshape((-1,)),
+    "compared": lambda F, hot: F.dot(F.broadcast_equal(hot, F.ones(shape=(1, 1))), F.arange(0, CLASSES))}
+READERS = {
+    "Embedding": lambda F, rows, numbers: F.Embedding(numbers, rows, input_dim=CLASSES, output_dim=4),
+    "take": lambda F, rows, numbers: F.take(rows, numbers),
+    "pick": lambda F, rows, numbers: F.pick(F.broadcast_axis(F.slice_axis(F.transpose(
+        rows), axis=0, begin=0, end=1), axis=0, size=3), numbers)}
+
+
+class Looked(mx.gluon.HybridBlock):
+    """Computes class numbers, and looks rows up by them."""
+
+    def __init__(self, numbers, read):
+        super().__init__()
+        self.numbers, self.read = numbers, read
+        self.rows = self.params.get("rows", shape=(CLASSES, 4))
+
+    def hybrid_forward(self, F, classes, rows):
+        return self.read(F, rows, self.numbers(F, F.one_hot(classes, CLASSES)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_whole_numbers_that_are_read_as_positions_are_exact(numbers, read, dtype):
+    net, classes = Looked(NUMBERS[numbers], READERS[read]), mx.nd.array([2049, 2051, 2999])
+    net.initialize(mx.init.Normal(1.0))
+    expected = net(classes).asnumpy()
+    net.hybridize()
+    amp.init(dtype)
+    np.testing.assert_allclose(net(classes).asnumpy(), expected, rtol=1e-2)
+
+
+def test_a_layer_whose_largest_value_is_a_position_stays_in_low_precision():
+    class Chooses(Squares):
+        def hybrid_forward(self, F, x):
+            return F.one_hot(F.argmax(self.dense(x), axis=1), 64)
+
+    net = Chooses(None)
+    net.initialize()
+    net.hybridize()
+    amp.init("float16")
+    net(mx.nd.ones((8, 64)))
+    assert "runs in float16" in str(amp.explain(net, f"{net.dense.name}_fwd"))

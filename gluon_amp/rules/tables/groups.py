@@ -146,6 +146,11 @@ JOINS = (  # tensors joined along an axis
 NUMPY_WHERE_SCALAR = ("_npi_where_lscalar", "_npi_where_rscalar")  # inputs: condition and one tensor
 GATHERS = ("gather_nd", "batch_take", "_contrib_boolean_mask")  # inputs: data, indices or mask
 SCATTERS = ("scatter_nd", "_contrib_index_copy")  # inputs: data, indices; or old, index, new
+# Where operators read positions: the numbers of the inputs.
+POSITIONS = {
+    **dict.fromkeys(("Embedding", "_contrib_SparseEmbedding", "one_hot", "_ravel_multi_index", "_unravel_index"), 0),
+    **dict.fromkeys(("take", "pick", "gather_nd", "batch_take", *SCATTERS, "SequenceMask", "SequenceLast",
+                     "SequenceReverse"), 1)}
 # Elements inserted, deleted, or made unique.
 INSERTIONS = ("_npi_delete", "_npi_insert_scalar", "_npi_insert_slice", "_npi_insert_tensor", "_npi_unique")
 SORTING = ("sort", "argsort", "topk")  # sorting
