@@ -56,20 +56,20 @@ def test_threads(given, threads, container):
 
 def test_what_is_said(container):
     root = container(cpu_max="200000 100000")
-    assert host.threads_misfit({}, root) == (
-        "MXNet runs 32 threads, and this process may use 2 CPUs: they wait for one another. "
+    assert host.threads_advice({}, root) == (
+        True, "MXNet runs 32 threads, and this process may use 2 CPUs: they wait for one another. "
         "Set OMP_NUM_THREADS=2 before Python starts")
-    assert host.threads_misfit({"OMP_NUM_THREADS": "2"}, root) == ""
+    assert host.threads_advice({"OMP_NUM_THREADS": "2"}, root) == (False, "")
 
 
 def test_fewer_threads_than_cpus_are_said_where_the_user_has_not_chosen(container, monkeypatch):
     root = container(cpu_max="max 100000")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert host.threads_to_spare({}, root) == (
-        "MXNet runs 4 threads, and this process may use 8 CPUs. Where each of them is a core of its own, "
+    assert host.threads_advice({}, root) == (
+        False, "MXNet runs 4 threads, and this process may use 8 CPUs. Where each of them is a core of its own, "
         "OMP_NUM_THREADS=8 before Python starts makes FP32 and AMP faster")
-    assert host.threads_to_spare({"OMP_NUM_THREADS": "1"}, root) == ""
-    assert host.threads_to_spare({}, container(cpu_max="400000 100000")) == ""
+    assert host.threads_advice({"OMP_NUM_THREADS": "1"}, root) == (False, "")
+    assert host.threads_advice({}, container(cpu_max="400000 100000")) == (False, "")
 
 
 @pytest.mark.parametrize(("given", "running", "set_to"), [
@@ -131,9 +131,9 @@ def test_openmp_is_told(busy):
     assert "GOMP_SPINCOUNT = '20000'" in done.stderr
 
 
-@pytest.mark.parametrize(("advice", "level"), [("threads_misfit", "WARNING"), ("threads_to_spare", "INFO")])
-def test_init_says_it(advice, level, monkeypatch, caplog):
-    monkeypatch.setattr(host, advice, lambda: "other threads than CPUs")
+@pytest.mark.parametrize(("is_fault", "level"), [(True, "WARNING"), (False, "INFO")])
+def test_init_says_it(is_fault, level, monkeypatch, caplog):
+    monkeypatch.setattr(host, "threads_advice", lambda: (is_fault, "other threads than CPUs"))
     with caplog.at_level(logging.INFO, "gluon_amp"):
         amp.init("float32")
     assert [record.levelname for record in caplog.records if "other threads" in record.message] == [level]

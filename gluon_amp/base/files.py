@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 from contextlib import contextmanager
-from typing import Iterator, Sequence
+from typing import Iterator
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MXNET_WROTE_A_PART = "FileStream.Write incomplete"  # MXNet's whole message on a full disk
@@ -19,11 +19,17 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     # Symbolic links stay, and the file behind one is replaced; devices and pipes, as ``/dev/stdout``, are written to.
     temporary: list[str] = []
     targets = [os.fspath(path) if _is_device(path) else os.path.realpath(path) for path in paths]
+    where = targets[0] if len(targets) == 1 else os.path.dirname(targets[0]) if targets else ""
     try:
         for target in targets:
             temporary.append(_made_beside(target))
-        with _naming(targets):
+        try:
             yield temporary
+        except Exception as error:
+            number = errno.ENOSPC if _MXNET_WROTE_A_PART in str(error) else getattr(error, "errno", None)
+            if number in _FULL and getattr(error, "filename", None) is None:  # errors of writing name no file
+                raise OSError(number, os.strerror(number), where) from error
+            raise
         for target in targets:
             if os.path.isdir(target):
                 raise IsADirectoryError(f"cannot write the file {target!r}: there is a directory of that name. "
@@ -34,22 +40,6 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
         for name in temporary:
             if os.path.exists(name):
                 os.unlink(name)
-
-
-@contextmanager
-def _naming(targets: Sequence[str]) -> Iterator[None]:
-    """Say of which files a disk is too full: errors of writing name none."""
-    where = targets[0] if len(targets) == 1 else os.path.dirname(targets[0]) if targets else ""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL and error.filename is None:
-            raise OSError(error.errno, error.strerror, where) from error
-        raise
-    except Exception as error:
-        if _MXNET_WROTE_A_PART in str(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where) from error
-        raise
 
 
 def _is_device(path: str | os.PathLike) -> bool:

@@ -11,7 +11,6 @@ from ..errors import PolicyError, expected
 from . import checks
 
 Item = TypeVar("Item")
-Condition = Callable[[Sequence[Item]], bool]
 
 
 def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float = 0.0) -> float:
@@ -30,7 +29,7 @@ def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float 
     return float(np.sqrt(square_error) / norm) if norm else float("inf")
 
 
-def fewest(order: Sequence[Item], holds: Condition, prune: bool = False) -> list[Item] | None:
+def fewest(order: Sequence[Item], holds: Callable[[Sequence[Item]], bool], prune: bool = False) -> list[Item] | None:
     """Return few items for which a condition holds, from the front of an order; None where it does not for all."""
     # It is asked for about log2 of the number of items; to ``prune`` those that are not needed asks once or twice each.
     if holds(order[:0]):
@@ -44,22 +43,14 @@ def fewest(order: Sequence[Item], holds: Condition, prune: bool = False) -> list
             enough = middle
         else:
             too_few = middle
-    return _pruned(list(order[:enough]), holds) if prune else list(order[:enough])
-
-
-def _pruned(kept: list[Item], holds: Condition) -> list[Item]:
-    """Take items out, the last first and in ever smaller pieces, as long as the condition holds."""
-    size = max(len(kept) // 2, 1)
-    while kept:
-        start = len(kept)
-        while start > 0:
-            start = max(start - size, 0)
+    kept = list(order[:enough])
+    size = len(kept) if prune else 0
+    while size > 1:  # items are taken out in ever smaller pieces, the last first
+        size = max(min(size, len(kept)) // 2, 1)
+        for start in reversed(range(0, len(kept), size)):
             fewer = kept[:start] + kept[start + size:]
             if holds(fewer):
                 kept = fewer
-        if size == 1:
-            break
-        size = max(min(size, len(kept)) // 2, 1)
     return kept
 
 

@@ -78,7 +78,7 @@ def environment() -> dict[str, str]:
     """Describe the machine and MXNet's build in words."""
     flags, threads = host.cpu_flags(), os.environ.get("OMP_NUM_THREADS")
     obstacle = host.memory_obstacle(os.environ)
-    fit = host.threads_misfit() or host.threads_to_spare()
+    _, fit = host.threads_advice()
     return {
         "verdict": f"amp.init() runs {verdict(device_supports())}.",
         "versions": f"gluon_amp {metadata.version('gluon_amp')}, MXNet {mx.__version__}, NumPy {np.__version__}, "

@@ -72,12 +72,7 @@ def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = Fals
 
 def spelling(dtype: object) -> str:
     """Return the name of a type, however it is given."""
-    if isinstance(dtype, str):
-        text = dtype
-    elif isinstance(dtype, type):
-        text = dtype.__name__  # of np.float16, and of the bfloat16 of other packages
-    else:
-        text = str(dtype)
+    text = dtype.__name__ if isinstance(dtype, type) else dtype if isinstance(dtype, str) else str(dtype)
     return text.strip().lower().rsplit(".", 1)[-1]
 
 
@@ -168,3 +163,8 @@ def cuda_support(capability: tuple | None) -> Support:
                                       "that no operator runs there in any type")
     cores = "Tensor Cores" if capability >= (7, 0) else "no Tensor Cores: memory traffic is halved, not arithmetic"
     return Support(FLOAT16, True, f"the GPU has {name} ({cores})")
+
+
+# How another machine's device of a kind runs a type.
+FOREIGN = {("gpu", FLOAT16): cuda_support(None), ("cpu", FLOAT16): IMITATED_FLOAT16,
+           ("cpu", BFLOAT16): FOREIGN_BFLOAT16}

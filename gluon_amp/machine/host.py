@@ -1,8 +1,4 @@
-"""The machine below MXNet: CPUs and threads, oneDNN's instructions, glibc's memory, and the CUDA driver.
-
-MXNet and the libraries behind it read the settings that are made here when they are imported, or at their first
-operator: :func:`prepare` comes before that, :func:`settle` runs an operator.
-"""
+"""The machine below MXNet: CPUs and threads, oneDNN's instructions, glibc's memory, and the CUDA driver."""
 from __future__ import annotations
 
 import ctypes
@@ -13,6 +9,7 @@ import platform
 import re
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Callable, Mapping, MutableMapping, NamedTuple, Sequence
 
@@ -43,12 +40,10 @@ def allowed_cpus(root: Path = Path("/")) -> int:
     """Return how many CPUs the process's affinity and its container's quota leave to it, rounded up."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for names in _QUOTAS:
-        try:
+        with suppress(OSError, ValueError):  # no such file, or "max"
             quota, period = " ".join((root / name).read_text() for name in names).split()[:2]
             if float(quota) > 0:
                 cpus = min(cpus, max(1, math.ceil(float(quota) / float(period))))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
     return cpus
 
 
@@ -83,29 +78,21 @@ def share_cpus(environ: MutableMapping[str, str] = os.environ, root: Path = Path
         environ[_THREADS] = str(allowed_cpus(root))
 
 
-def threads_misfit(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> str:
-    """Say that there are more threads than CPUs, and which variable to set; empty where they fit."""
+def threads_advice(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[bool, str]:
+    """Say that threads are more than the CPUs, or fewer and not chosen by the user; and whether that is a fault."""
     running, cpus = threads(environ), allowed_cpus(root)
-    if running <= cpus:
-        return ""
-    return (f"MXNet runs {running} threads, and this process may use {cpus} CPU{'s' * (cpus != 1)}: they wait for one "
-            f"another. Set {_THREADS}={cpus} before Python starts")
-
-
-def threads_to_spare(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> str:
-    """Say that there are fewer threads than CPUs, unless the user has chosen how many; empty otherwise."""
-    running, cpus = threads(environ), allowed_cpus(root)
-    if environ.get(_THREADS) or running >= cpus:
-        return ""
-    return (f"MXNet runs {running} thread{'s' * (running != 1)}, and this process may use {cpus} CPUs. Where each of "
-            f"them is a core of its own, {_THREADS}={cpus} before Python starts makes FP32 and AMP faster")
+    told = (f"MXNet runs {running} thread{'s' * (running != 1)}, and this process may use {cpus} "
+            f"CPU{'s' * (cpus != 1)}")
+    if running > cpus:
+        return True, f"{told}: they wait for one another. Set {_THREADS}={cpus} before Python starts"
+    return False, "" if environ.get(_THREADS) or running == cpus else (
+        f"{told}. Where each of them is a core of its own, {_THREADS}={cpus} before Python starts makes FP32 and AMP "
+        "faster")
 
 
 # AMX tiles, several times as fast in bfloat16 as the vector units. oneDNN 2.4.4 chooses its kernels for them only where
 # DNNL_MAX_CPU_ISA says so, and does not ask Linux for the tiles: without, the first AMX instruction ends the process.
 MAX_ISA, AMX = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
-_ALLOWS_AMX = (AMX, "ALL")
-_AMX_FLAGS = frozenset({"amx_bf16", "amx_tile"})
 # Numbers of Linux's system call on x86-64, of the request for a feature, and of the feature.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 # What became of the request for AMX; of one that came after MXNet was imported, oneDNN may know nothing.
@@ -117,8 +104,8 @@ _settings: list[MutableMapping[str, str]] = []  # environments to clean up
 def request_amx(cpuinfo: str | None = None, environ: MutableMapping[str, str] = os.environ,
                 ask: Callable[[], bool] | None = None) -> bool:
     """Ask for AMX where the CPU has it and the user has not set another instruction set."""
-    wanted = environ.get(MAX_ISA, AMX).upper() in _ALLOWS_AMX
-    if not (wanted and cpu_flags(cpuinfo) >= _AMX_FLAGS):
+    wanted = environ.get(MAX_ISA, AMX).upper() in (AMX, "ALL")
+    if not (wanted and cpu_flags(cpuinfo) >= {"amx_bf16", "amx_tile"}):
         return False
     if not (ask or _request_tiles)():
         _outcome.append(REFUSED)
@@ -256,10 +243,9 @@ _TOLD = re.compile(r"lib(mxnet|cuda|cudart|nvrtc|nvrtc-builtins|nvToolsExt|cubla
 
 
 def _library(name: str) -> ctypes.CDLL | None:
-    try:
+    with suppress(OSError):
         return ctypes.CDLL(name)
-    except OSError:
-        return None
+    return None
 
 
 def driver_version() -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
@@ -95,8 +96,7 @@ def check_numpy(version: Optional[str], python: Tuple[int, ...]) -> None:
         return
     wanted = "numpy<1.24" if tuple(python[:2]) < (3, 12) else "numpy<2" if tuple(python[:2]) < (3, 13) else "numpy<3"
     found = "no NumPy" if version is None else f"NumPy {version}"
-    raise ImportError(f"gluon_amp needs NumPy 1 or 2, found {found}.\n"
-                      f'Run: python -m pip install "{wanted}"')
+    raise ImportError(f'gluon_amp needs NumPy 1 or 2, found {found}.\nRun: python -m pip install "{wanted}"')
 
 
 def mxnet_version() -> Optional[str]:
@@ -131,8 +131,7 @@ def check_mxnet(version: Optional[str]) -> None:
 
 
 def check_distutils() -> None:
-    """Raise ImportError when distutils is missing: MXNet 1.9.1 imports it."""
-    # Python 3.12 has no distutils of its own; setuptools provides it.
+    """Raise ImportError when distutils is missing, which MXNet imports: from Python 3.12 on setuptools provides it."""
     if importlib.util.find_spec("distutils") is None:
         raise ImportError(f"MXNet 1.9.1 imports distutils, which Python {_dotted(sys.version_info[:3])} "
                           "does not have.\nRun: python -m pip install setuptools")
@@ -159,19 +158,16 @@ def _names_of_numpy_1(numpy: ModuleType) -> Dict[str, Any]:
     return {
         **CONSTANTS,
         **{old: getattr(numpy, new) for old, new in RENAMED.items()},
-        **{name: _gone(name) for name in FINANCIAL},
+        **{name: partial(_gone, name) for name in FINANCIAL},
         "in1d": lambda values, *args, **kwargs: numpy.isin(values, *args, **kwargs).ravel(),  # mxnet.numpy.fallback
         "msort": lambda values: numpy.sort(values, axis=0),  # mxnet.numpy.fallback
         "compat": compat,
     }
 
 
-def _gone(name: str) -> Callable[..., Any]:
-    """Return a function that says where one went that NumPy no longer has."""
-    def function(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"NumPy has no {name} since 1.20: use the package numpy-financial")
-    function.__name__ = name
-    return function
+def _gone(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Say where a function went that NumPy no longer has."""
+    raise NotImplementedError(f"NumPy has no {name} since 1.20: use the package numpy-financial")
 
 
 def load_cuda(roots: Iterable[str],

@@ -179,9 +179,9 @@ def announce(chosen: Mapping[str, Support], requested: str | None) -> None:
             _logger.info("AMP: kernels are chosen by the rates of another CPU, %s; `gluon-amp check --measure` "
                          "measures this one in two minutes", cpu_rates())
         native.say_what_is_missing()
-        for level, advice in (logging.WARNING, host.threads_misfit()), (logging.INFO, host.threads_to_spare()):
-            if advice:
-                _logger.log(level, "AMP: %s", advice)
+        is_fault, advice = host.threads_advice()
+        if advice:
+            _logger.log(logging.WARNING if is_fault else logging.INFO, "AMP: %s", advice)
 
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:

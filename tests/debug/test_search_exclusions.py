@@ -233,9 +233,9 @@ def test_conversion_takes_a_policy():
 
 
 def test_init_takes_a_policy_alone():
-    with pytest.raises(amp.PolicyError, match="received fp32_ops as well"):
+    with pytest.raises(amp.PolicyError, match="expected policy alone, received fp32_ops, policy: "):
         amp.init(policy=amp.Policy("float16"), fp32_ops=["dot"])
-    with pytest.raises(amp.PolicyError, match="received target_dtype as well"):
+    with pytest.raises(amp.PolicyError, match="expected policy alone, received target_dtype, policy: "):
         amp.init("float16", policy=amp.Policy("float16"))
     with pytest.raises(TypeError, match="expected a Policy, received policy='float16'"):
         amp.init(policy="float16")
