@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager
+from typing import Any, Callable
 
 from mxnet.ndarray import NDArray
 
@@ -16,7 +15,7 @@ from ..graph.attrs import REGION_ON
 from ..machine.dtypes import FLOAT32, normalize
 from ..rules import RULES, Policy
 from ..state.devices import choose, device_supports, warn_if_slow
-from ..state.in_force import frame, in_force, region
+from ..state.in_force import frame, in_force, region, run_in
 from ..state.state import State, custom_ops, device_policies
 from . import hooks
 from .init import is_switched_on
@@ -52,7 +51,13 @@ class autocast:
              device_type="the device of the arrays decides: leave it out, as in amp.autocast(dtype='float16')",
              cache_enabled="a graph casts each parameter once: leave it out")
     def __init__(self, enabled: bool = True, dtype: object = None):
-        _refuse_device_or_type(enabled)
+        if not isinstance(enabled, bool):  # autocast('cuda') and autocast('bfloat16'), as they are written elsewhere
+            try:
+                remedy = f"a type goes by name: amp.autocast(dtype={normalize(enabled, or_float32=True)!r})"
+            except DTypeError:
+                remedy = ("the device of the arrays decides, not an argument: amp.autocast(), or "
+                          "amp.autocast(dtype='float16')")
+            raise TypeError(f"{expected('True or False', 'enabled', enabled)}: {remedy}")
         wanted = None if dtype is None else normalize(dtype, "dtype", or_float32=True)
         self._enabled = enabled and wanted != FLOAT32
         self._dtype = wanted if self._enabled else None
@@ -92,20 +97,18 @@ class autocast:
         wanted = self._dtype
         if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
             return around if wanted is None else _of_one_type(around, wanted)
-        disabled = around.disabled_passes if around is not None else frozenset()
+        disabled = frozenset(name for policy in (around.policies.values() if around is not None else ())
+                             for name in policy.disabled_passes)
         settings = wanted, disabled, frozenset(custom_ops.items())
-        return in_force.remembered(settings, lambda: _region_state(wanted, disabled))
 
+        def made() -> State:
+            chosen = choose(wanted, device_supports())
+            warn_if_slow(chosen)
+            state = State.on(chosen, device_policies(chosen, disabled))
+            in_force.marked = in_force.marked or state.disabled()
+            return state
 
-def _refuse_device_or_type(enabled: object) -> None:
-    """Answer ``autocast('cuda')`` and ``autocast('bfloat16')``, as they are written elsewhere."""
-    if isinstance(enabled, bool):
-        return
-    try:
-        remedy = f"a type goes by name: amp.autocast(dtype={normalize(enabled, or_float32=True)!r})"
-    except DTypeError:
-        remedy = "the device of the arrays decides, not an argument: amp.autocast(), or amp.autocast(dtype='float16')"
-    raise TypeError(f"{expected('True or False', 'enabled', enabled)}: {remedy}")
+        return in_force.remembered(settings, made)
 
 
 def _of_one_type(state: State, wanted: str) -> State:
@@ -118,31 +121,6 @@ def _of_one_type(state: State, wanted: str) -> State:
 
     apart = [device for device, policy in state.policies.items() if policy.lowers and policy.target_dtype != wanted]
     return in_force.remembered((wanted, state), made) if apart else state
-
-
-def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
-    chosen = choose(wanted, device_supports())
-    warn_if_slow(chosen)
-    state = State.on(chosen, device_policies(chosen, disabled))
-    if in_force.marked is None:
-        in_force.marked = state.disabled()
-    return state
-
-
-def run_in(region: Callable[[], ContextManager], function: Callable, prepared: Callable | None = None) -> Callable:
-    """Return a function that runs in a region; ``prepared`` changes its arguments there."""
-    if any(kind(function) for kind in (inspect.isgeneratorfunction, inspect.iscoroutinefunction,
-                                       inspect.isasyncgenfunction)):
-        raise TypeError(f"expected a plain function, received {function.__name__}, which waits: write "
-                        "`with amp.autocast(...):` inside of it, around the code that does not")
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with region():
-            if prepared is not None:
-                args, kwargs = prepared(args, kwargs)
-            return function(*args, **kwargs)
-    return run
 
 
 def float32_function(function: Callable) -> Callable:

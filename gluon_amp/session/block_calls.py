@@ -102,7 +102,11 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     frame.blocks += 1
     frame.hybrid_blocks += hybrid
     try:
-        result = _call_with_hooks(original, block, args)
+        hook_policy = in_force.eager(args) if has_hooks(block) else None
+        if hook_policy is None or (frame.hybrid_blocks < 2 and any(is_low(each, hook_policy) for each in args)):
+            result = original(block, *args)
+        else:  # forward hooks get FP32 in place of AMP's own low precision: NumPy cannot read bfloat16
+            result = call_with_hooks(block, args, lambda values: release(values, hook_policy, in_force.invoke))
     finally:
         frame.blocks -= 1
         frame.hybrid_blocks -= hybrid
@@ -115,10 +119,3 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
         return result
     return release(result, policy, in_force.invoke)
 
-
-def _call_with_hooks(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
-    """Call a block; its forward hooks get FP32 in place of AMP's own low precision: NumPy cannot read bfloat16."""
-    policy = in_force.eager(args) if has_hooks(block) else None
-    if policy is None or (frame.hybrid_blocks < 2 and any(is_low(each, policy) for each in args)):
-        return original(block, *args)
-    return call_with_hooks(block, args, lambda values: release(values, policy, in_force.invoke))

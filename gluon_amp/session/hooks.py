@@ -33,7 +33,7 @@ from ..machine.dtypes import BFLOAT16
 from ..plan import executors
 from ..plan.cached_op import RewritingCachedOp
 from ..state.blocks import block_settings
-from ..state.in_force import frame, in_force
+from ..state.in_force import frame, in_force, run_in
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
 
 INVOKE = register, "_imperative_invoke"
@@ -107,18 +107,11 @@ def _make_invoke(original: Invoke) -> Invoke:
 def _make_function_call(original: Callable) -> Callable:
     @functools.wraps(original)
     def call(function: autograd.Function, *inputs: Any) -> Any:
-        def in_fp32(method: Callable) -> Callable:
-            @functools.wraps(method)
-            def run(*args: Any) -> Any:
-                with in_force.off():
-                    return method(*args)
-            return run
-
         policy = in_force.eager(inputs)
         if policy is None or hasattr(type(function).forward, "__amp_custom__"):
             return original(function, *inputs)
         # Not written for AMP: FP32 in, and no casts inside, forward and backward.
-        function.backward = in_fp32(function.backward)
+        function.backward = run_in(in_force.off, function.backward)
         inputs = release(inputs, policy, in_force.invoke)
         with in_force.off():
             return original(function, *inputs)

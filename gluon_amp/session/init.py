@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Iterable, Mapping, Sequence
+from typing import Iterable, Sequence
 
 from mxnet import Context
 from mxnet.gluon import Block
@@ -88,23 +88,18 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     if in_force.state == state:
         return
     if is_switched_on():
-        raise StateError(_already_on(given))
+        received = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+        if in_force.state is None:
+            raise StateError("amp.initialize switched AMP on for its networks: expected no amp.init after it, received "
+                             f"{received}. Leave amp.init out, or call amp.deinit() first")
+        types = ", ".join(f"{own.target_dtype} on the {device}" for device, own in in_force.state.policies.items())
+        raise StateError(f"AMP is on already: {types}. amp.init was called with other settings: received {received}. "
+                         "Leave this call out, or call amp.deinit() before it")
     hooks.install()
     prepare_gpus(policies)
     in_force.begin()
     in_force.state = state
     announce(chosen, requested)
-
-
-def _already_on(given: Mapping[str, object]) -> str:
-    """Word the error about another ``init`` than the one in force."""
-    received = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
-    if in_force.state is None:
-        return (f"amp.initialize switched AMP on for its networks: expected no amp.init after it, received {received}. "
-                "Leave amp.init out, or call amp.deinit() first")
-    types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in in_force.state.policies.items())
-    return (f"AMP is on already: {types}. amp.init was called with other settings: received {received}. Leave this "
-            "call out, or call amp.deinit() before it")
 
 
 def deinit() -> None:

@@ -53,7 +53,7 @@ class _BlockSettings:
 
     def clear(self) -> None:
         """Forget all settings of blocks."""
-        self.level: Any = None  # by initialize, for trainers: gives loss scalers
+        self.level: Any = None  # by initialize, for trainers: a function that gives loss scalers
         self._excludes = self._has_networks = False
         self._excluded: weakref.WeakSet[Block] = weakref.WeakSet()
         self._patterns: dict[type | str, None] = {}

@@ -1,6 +1,8 @@
 """What is in force here: the process-wide setting of ``init``, and the regions and blocks that the code is in."""
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Container, ContextManager, Iterator, Mapping, Sequence
@@ -16,7 +18,6 @@ from ..graph.attrs import REGION_OFF, REGION_ON
 from ..rules import ANY_DEVICE, Device, Policy
 from .state import EagerPolicy, State, remember
 
-_MOST_STATES = 16  # of regions with settings of their own
 _CPU = mx.cpu()
 
 
@@ -52,7 +53,7 @@ class _InForce:
         """Return the state of some settings; a recent equal one is used again."""
         state = self.states.get(settings)
         if state is None:
-            state = remember(self.states, settings, make(), _MOST_STATES)
+            state = remember(self.states, settings, make(), most=16)
         return state
 
     def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
@@ -96,11 +97,7 @@ class _InForce:
 
 
 in_force = _InForce()
-
-
-def under(state: State | None) -> ContextManager[None]:
-    """Run the body under a state, None for FP32; operators traced in it carry no mark of it."""
-    return in_force.regions.entered(state)
+under = in_force.regions.entered  # runs the body under a state, None for FP32; operators traced in it carry no mark
 
 
 class region:
@@ -118,6 +115,22 @@ class region:
         state, mark = self._entered
         in_force.regions.leave(state)
         marks.leave(mark)
+
+
+def run_in(region: Callable[[], ContextManager], function: Callable, prepared: Callable | None = None) -> Callable:
+    """Return a function that runs in a region; ``prepared`` changes its arguments there."""
+    if any(kind(function) for kind in (inspect.isgeneratorfunction, inspect.iscoroutinefunction,
+                                       inspect.isasyncgenfunction)):
+        raise TypeError(f"expected a plain function, received {function.__name__}, which waits: write "
+                        "`with amp.autocast(...):` inside of it, around the code that does not")
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with region():
+            if prepared is not None:
+                args, kwargs = prepared(args, kwargs)
+            return function(*args, **kwargs)
+    return run
 
 
 class Frame(threading.local):

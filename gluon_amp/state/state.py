@@ -18,8 +18,6 @@ from ..rules.decision import SWITCHED_OFF
 from .devices import cpu_rates
 
 custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
-_ARITHMETIC = ("add", "sub", "mul", "div")
-_UNTOUCHED = {"amp_cast", "amp_multicast"}
 
 
 def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
@@ -67,7 +65,7 @@ class EagerPolicy:
         self.flag = TYPE_FLAGS[policy.target_dtype]
         self.operators: dict[int, Operator] = {}
         self.twins = twins()
-        for name in set(registered_operators().values()) - _UNTOUCHED:
+        for name in set(registered_operators().values()) - {"amp_cast", "amp_multicast"}:
             rule = policy.fixed(name, device)
             # Operators that take inputs as they come know float16, but few know bfloat16.
             if rule is None or rule.rule != KEEP or self.target == BFLOAT16:
@@ -92,7 +90,7 @@ class EagerPolicy:
 def twins() -> Mapping[int, int]:
     """Map handles of arithmetic on arrays to handles of arithmetic on symbols."""
     # ``x + y`` is broadcast_add of arrays but elemwise_add of symbols: equal shapes take the operator of graphs.
-    return {handle_of(f"broadcast_{name}"): handle_of(f"elemwise_{name}") for name in _ARITHMETIC}
+    return {handle_of(f"broadcast_{name}"): handle_of(f"elemwise_{name}") for name in ("add", "sub", "mul", "div")}
 
 
 class State:
@@ -132,11 +130,6 @@ class State:
         if self._disabled is None:
             self._disabled = State(self.policies, self.devices, enabled=False) if self.enabled else self
         return self._disabled
-
-    @property
-    def disabled_passes(self) -> frozenset[str]:
-        """The graph passes that are off, on any device."""
-        return frozenset().union(*(policy.disabled_passes for policy in self.policies.values()))
 
     @property
     def lowers(self) -> bool:
