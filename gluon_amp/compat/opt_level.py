@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from mxnet import gluon
@@ -22,7 +23,8 @@ from ..state.blocks import Network, block_settings
 from ..state.devices import announce, choose, device_supports, of_device
 from ..state.in_force import in_force
 from ..state.state import State, device_policies
-from ..training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of
+from ..training.loss_scaler import LossScaler, scale_of
+from ..training.scaling import make_scaler
 from ..training.trainer_scaler import TrainerScaler, attach
 
 _DYNAMIC = "dynamic"
@@ -122,7 +124,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     networks = checks.one_or_several("net", net, Block, "a Block")
     several = [] if trainer is None else checks.one_or_several("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     _refuse_repetition()
-    level = _Applied(reduces=False)
+    level = partial(_take_on, [], reduces=False)
     if as_bool("enabled", enabled):
         name, options = resolve(opt_level, {
             "cast_model_type": cast_model_type, "keep_batchnorm_fp32": keep_batchnorm_fp32,
@@ -140,12 +142,12 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         if name == "O0" and scalers:
             warn(f"opt_level O0 with loss_scale={options.loss_scale}: FP32 needs no loss scaling; leave it out")
         _switch_on(name, options, networks, disabled)
-        level = _Applied(scalers)
+        level = partial(_take_on, scalers, reduces=True)
         if verbosity:
             print(_in_words(name, options))
     block_settings.level = level
     for item in several:
-        level.take_on(item)
+        level(item)
     return net if trainer is None else (net, trainer)
 
 
@@ -223,13 +225,10 @@ def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> 
 
 
 def _scalers(loss_scale: float | str | LossScaler, count: int) -> list[LossScaler]:
-    if not isinstance(loss_scale, LossScaler):
-        return [DynamicLossScaler() if loss_scale == _DYNAMIC else StaticLossScaler(float(loss_scale))
-                for _ in range(count)]
-    if count != 1:
+    if isinstance(loss_scale, LossScaler) and count != 1:
         raise ValueError(f"num_losses={count} losses need as many scalers: expected a number or 'dynamic' as "
                          "loss_scale, received one LossScaler")
-    return [loss_scale]
+    return [make_scaler(loss_scale) for _ in range(count)]
 
 
 def _refuse_repetition() -> None:
@@ -253,8 +252,7 @@ def _refuse_unfit(networks: Sequence[Block], several: Sequence[gluon.Trainer], l
                          "leave net.cast('float16') out, amp.initialize does its work")
 
 
-def _switch_on(level: str, options: Options, networks: Sequence[Block],
-               disabled_passes: frozenset[str]) -> None:
+def _switch_on(level: str, options: Options, networks: Sequence[Block], disabled_passes: frozenset[str]) -> None:
     """Put networks into the precision of a level."""
     state = None
     if level == "O0":
@@ -284,14 +282,9 @@ def cast_network(policy: Policy) -> Policy:
     return replace(policy, overrides={**followers, **policy.overrides})
 
 
-class _Applied(NamedTuple):
-    """A level's work on trainers."""
-
-    scalers: Sequence[LossScaler] = ()  # one per loss, shared by all trainers; none where losses are not scaled
-    reduces: bool = True  # whether it reduces the gradients of several processes where losses are not scaled
-
-    def take_on(self, trainer: gluon.Trainer, warn_after: int = 20, max_skipped: int | None = None,
-                **reduction: Any) -> None:
-        """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""
-        attach(TrainerScaler(trainer, self.scalers, warn_after, max_skipped),
-               updates=bool(self.scalers) or (self.reduces and parallel.size() > 1), **reduction)
+def _take_on(scalers: Sequence[LossScaler], trainer: gluon.Trainer, warn_after: int = 20,
+             max_skipped: int | None = None, *, reduces: bool, **reduction: Any) -> None:
+    """Give a trainer a level's loss scalers, which all share: one per loss, none where losses are not scaled."""
+    # ``reduces``: where they are not, whether the gradients of several processes are reduced as ``reduction`` says.
+    attach(TrainerScaler(trainer, scalers, warn_after, max_skipped),
+           updates=bool(scalers) or (reduces and parallel.size() > 1), **reduction)

@@ -109,12 +109,11 @@ def fitting(scalers: Sequence[LossScaler], states: Sequence[Any], fname: str | o
 
 def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Callable[[], Any]]:
     """Return the states of loss scalers, and a function that reads the optimizer's states."""
-    for magic in (_MAGIC, _PICKLED):
+    for magic, read in (_MAGIC, optimizer_states.read), (_PICKLED, unpickle):
         if content.startswith(magic):
             header, _, states = content[len(magic):].partition(b"\n")
             raw = json.loads(header) or []
-            return raw if isinstance(raw, list) else [raw], partial(
-                optimizer_states.read if magic == _MAGIC else unpickle, states, classes)
+            return raw if isinstance(raw, list) else [raw], partial(read, states, classes)
     return [], partial(unpickle, content, classes)
 
 

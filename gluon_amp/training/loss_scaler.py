@@ -70,10 +70,6 @@ class ScalerRule:
                        good_steps=0, bad_steps=0)
 
 
-_DEFAULT_RULE = ScalerRule()
-_NO_CHANGE = ScalerRule(growth_factor=1.0, backoff_factor=1.0)
-
-
 def _known_as(name: str, part: str, field: str, checked: Callable[[str, Any], Any]) -> property:
     """Return a property under which scripts read, and set, a value that MXNet's own scaler holds."""
     def put(self: LossScaler, value: Any) -> None:
@@ -93,9 +89,9 @@ class LossScaler:
         How the scale changes; None for never.
     """
 
-    def __init__(self, init_scale: float = 2.0 ** 16, rule: ScalerRule | None = _DEFAULT_RULE):
+    def __init__(self, init_scale: float = 2.0 ** 16, rule: ScalerRule | None = ScalerRule()):
         self._state = ScalerState(scale_of("init_scale", init_scale))
-        self._rule = rule or _NO_CHANGE
+        self._rule = rule or ScalerRule(growth_factor=1.0, backoff_factor=1.0)
         self._iteration = 0  # counts the iterations of the trainers that share it
         self._before: ScalerState | None = None  # the state at the beginning of the iteration, None for not to be taken
 

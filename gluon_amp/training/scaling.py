@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import Any, Iterator, Sequence, Union
+from typing import Any, Collection, Iterator, Sequence, Union
 
 import numpy as np
 from mxnet import autograd, gluon
@@ -77,13 +77,14 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
     reduction: dict[str, Any] = {"allreduce_always_fp32": allreduce_always_fp32,
                                  "gradient_predivide_factor": gradient_predivide_factor}
     if block_settings.level is not None and loss_scaler is None:
-        block_settings.level.take_on(trainer, warn_after, max_skipped, **reduction)
+        block_settings.level(trainer, warn_after, max_skipped, **reduction)
         return
-    scaler = _make_scaler(loss_scaler, {active_dtype(context) for context in trainers.contexts(trainer)})
+    scaler = make_scaler(loss_scaler, {active_dtype(context) for context in trainers.contexts(trainer)})
     attach(TrainerScaler(trainer, scaler, warn_after, max_skipped), **reduction)
 
 
-def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]) -> LossScaler:
+def make_scaler(value: LossScaler | float | str | None, dtypes: Collection[str | None] = ()) -> LossScaler:
+    """Return a loss scaler as an argument names it; None takes it by the types that devices run."""
     if isinstance(value, LossScaler):
         return value
     if value == "dynamic" or (value is None and FLOAT16 in dtypes):

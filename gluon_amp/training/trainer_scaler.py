@@ -115,10 +115,8 @@ class TrainerScaler:
     def carried(self) -> float:
         """The scale that the gradients at hand carry, of the loss and of their reduction."""
         is_divided = self._fresh is not None and self.state is not StepState.UNSCALED
-        return self._scale_of_losses() / (self.reduction.factor if self.reduction and is_divided else 1.0)
-
-    def _scale_of_losses(self) -> float:
-        return self.applied if self.state is StepState.SCALED else 1.0
+        of_losses = self.applied if self.state is StepState.SCALED else 1.0
+        return of_losses / (self.reduction.factor if self.reduction and is_divided else 1.0)
 
     def scaler_of(self, loss_id: int) -> LossScaler:
         """Return the scaler of a loss; raise ValueError for a number that no loss has."""
@@ -133,15 +131,6 @@ class TrainerScaler:
     @contextmanager
     def scaling(self, loss_id: int = 0) -> Iterator[float]:
         """Give the scale for a loss whose backward runs in the body."""
-        self._begin(loss_id)
-        try:
-            yield self.applied
-        finally:
-            if len(self.scalers) > 1 and not self._overflowed and not self._begin_check()():
-                self._overflowed = set(self._open)
-            self._open.remove(loss_id)
-
-    def _begin(self, loss_id: int) -> None:
         scale = self.scaler_of(loss_id).loss_scale
         running_stats.waiting.add(self.trainer)
         self.session = in_force.session
@@ -161,6 +150,12 @@ class TrainerScaler:
         self.state = StepState.SCALED
         self._scaled.add(loss_id)
         self._open.append(loss_id)
+        try:
+            yield self.applied
+        finally:
+            if len(self.scalers) > 1 and not self._overflowed and not self._begin_check()():
+                self._overflowed = set(self._open)
+            self._open.remove(loss_id)
 
     def carry(self, scale: float) -> None:
         """Take note that a loss was scaled without :meth:`scaling`, and its gradients carry this scale."""
@@ -282,7 +277,8 @@ class TrainerScaler:
                 raise StateError("update: the gradients were not reduced over the processes. Call "
                                  "trainer.allreduce_grads() before trainer.update(), or trainer.step()")
             finite, self._overflowed, written = self.reduction.agree(
-                finite, self._scale_of_losses(), self._overflowed, len(self.scalers), list(map(any, self._fresh)))
+                finite, self.applied if self.state is StepState.SCALED else 1.0, self._overflowed, len(self.scalers),
+                list(map(any, self._fresh)))
             trainers.mark_fresh(self.trainer, [[flag] * len(flags) for flag, flags in zip(written, self._fresh)])
         for listener in self.listeners:
             listener(not finite)
