@@ -5,7 +5,7 @@ import json
 import math
 import re
 from dataclasses import replace
-from typing import Collection, Mapping, NamedTuple
+from typing import Collection, NamedTuple
 
 import mxnet as mx
 
@@ -38,7 +38,6 @@ _JOIN, _HIDDEN_JOIN = "Concat", "_rnn_param_concat"
 # mkldnn_conv.cc gives oneDNN a scale for each filter, and tells it that there is one for each group: filters of group 2
 # are rounded by the scale of filter 2. One filter in a group is right.
 _WRONG_GROUPS = "MXNet rounds weights of convolutions in groups by wrong scales"
-_SEQUENCES = "MXNet has no convolution of sequences in INT8"
 
 
 class _Origin(NamedTuple):
@@ -67,12 +66,13 @@ class Quantizer:
         for node in graph.operators():
             decided = decided_in(node)
             passes_on = node.op in _SAME_VALUES or node.role is Role.IDENTITY
-            given = _key(tensors, node.inputs[0]) if passes_on else _inside(node)[1].name
+            keys = [Calibration.key(tensors[id(entry.node)], entry.output) for entry in node.inputs]
+            given = keys[0] if passes_on else _inside(node)[1].name
             tensors[id(node)] = given
             if _PREFIXES.match(node.name):
                 node.name = graph.new_name(f"gluon_amp_{node.name}")
             self._origins[node.name] = _Origin(given, decided[0])
-            read = [_key(tensors, entry) for entry in node.inputs if entry.node.name not in self.weights]
+            read = [key for key, entry in zip(keys, node.inputs) if entry.node.name not in self.weights]
             if not (chosen.issuperset(decided) and all(map(self.calibration.range_of, [given, *read]))):
                 kept.append(node.name)
                 if node.op == _JOIN:
@@ -175,10 +175,6 @@ class Quantizer:
         return relative_error([(values_of(wide).astype("float64"), narrow.reshape(wide.shape))])
 
 
-def _key(tensors: Mapping[int, str], entry: Entry) -> str:
-    return Calibration.key(tensors[id(entry.node)], entry.output)
-
-
 def _inside(node: Node) -> tuple[list[Node], Node]:
     """Return the operators that a fused one holds, and that which gives its result; one that is not holds itself."""
     if not node.extra.get("subgraphs"):
@@ -214,7 +210,7 @@ def layers_of(graph: Graph, weights: Collection[str], policy: Policy) -> dict[st
         if not policy.excluded.isdisjoint([node.name, *norms]):
             return "excluded by name"
         if len(integers(node.attrs, "kernel")) == 1:
-            return _SEQUENCES
+            return "MXNet has no convolution of sequences in INT8"
         return _WRONG_GROUPS if 1 < integer(node.attrs, "num_group", 1) < integer(node.attrs, "num_filter", 1) else ""
 
     return {node.name: reason(node) for node in graph.operators() if node.op in LAYERS

@@ -15,18 +15,7 @@ from ..base.metrics import allowed
 from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
-from ..machine.dtypes import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    FOREIGN_BFLOAT16,
-    IMITATED_FLOAT16,
-    INT8,
-    Support,
-    cuda_support,
-    normalize,
-    spelling,
-)
+from ..machine.dtypes import FLOAT16, FLOAT32, FOREIGN, FOREIGN_BFLOAT16, INT8, Support, normalize, spelling
 from ..rules import ConditionalOp, Device, Policy
 from ..state.blocks import can_be_target, is_named, is_target
 from ..state.devices import device_supports, of_device, warn_once
@@ -37,9 +26,6 @@ Conditions = Optional[Sequence[ConditionalOp]]
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 MODES = ("naive", "entropy")  # of choosing ranges
 _OFFLINE = "cast_params_offline"
-# How another machine's device of a kind runs a type.
-_FOREIGN = {("gpu", FLOAT16): cuda_support(None), ("cpu", BFLOAT16): FOREIGN_BFLOAT16,
-            ("cpu", FLOAT16): IMITATED_FLOAT16}
 # Names that mean the same: MXNet's own, but for the first.
 _ALIASES = {"dtype": "target_dtype", "ctx": "device", "cast_optional_params": _OFFLINE}
 # What an argument for INT8 is where it is left out; None where nothing takes its place.
@@ -210,8 +196,8 @@ class ConversionOptions:
 def _chosen(target: str | None, device: mx.Context) -> Support:
     """Return how a device runs a type, or another machine's device of its kind where this one's does not."""
     kind = "gpu" if device.device_type == "gpu" else "cpu"
-    here = of_device(device, device_supports()) or cuda_support(None)
-    chosen = here if target is None else here.requested(target) or _FOREIGN.get((kind, target))
+    here = of_device(device, device_supports()) or FOREIGN["gpu", FLOAT16]
+    chosen = here if target is None else here.requested(target) or FOREIGN.get((kind, target))
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
                          "kernels for it. Leave the type out to get the best one")
@@ -234,7 +220,7 @@ def drawback_here(dtype: str) -> str:
     supports = device_supports()
     cpu = supports["cpu"]
     return "" if any(each.dtype == dtype for each in supports.values()) else _drawback(
-        dtype, cpu.requested(dtype) or _FOREIGN.get(("cpu", dtype), cpu), cpu)
+        dtype, cpu.requested(dtype) or FOREIGN.get(("cpu", dtype), cpu), cpu)
 
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
@@ -243,15 +229,13 @@ def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: b
     disabled = passes.checked(disable_passes)
     if cast_params_offline and _OFFLINE in disabled:
         raise PolicyError(f"disable_passes: {_OFFLINE!r} is switched off, and asked for by {_OFFLINE}=True")
-    named: set[str] | None
-    if isinstance(optimize, Iterable) and not isinstance(optimize, str):
-        named = set(optimize)
-    else:
-        named = {"all": set(STEPS), "none": set(), None: set()}.get(optimize)
-    if named is None or not named <= set(STEPS):
-        wrong = next((step for step in sorted(map(str, named or ())) if step not in STEPS), str(optimize))
+    words: dict[Any, Iterable[Any]] = {"all": STEPS, "none": (), None: ()}
+    is_list = isinstance(optimize, Iterable) and not isinstance(optimize, str)
+    named = set(optimize or () if is_list else words.get(optimize, [optimize]))
+    wrong = sorted(map(str, named.difference(STEPS)))
+    if wrong:
         raise PolicyError(expected(f"'all', 'none' or some of {', '.join(STEPS)}", "optimize", optimize)
-                          + closest(wrong, STEPS))
+                          + closest(wrong[0], STEPS))
     if cast_params_offline is not None:
         named = named | {_OFFLINE} if cast_params_offline else named - {_OFFLINE}
     return frozenset(set(STEPS) - named) | disabled
