@@ -96,8 +96,7 @@ class Support(NamedTuple):
             return Support(FLOAT32, True, "float32 was asked for", channel_multiple=min(self.channel_multiple, 16))
         if dtype != self.on_request:
             return None
-        return self._replace(dtype=dtype, native=False, on_request=None, cost="",
-                             reason=f"{self.reason}: {self.cost}")
+        return self._replace(dtype=dtype, native=False, on_request=None, cost="", reason=f"{self.reason}: {self.cost}")
 
 
 IMITATED_FLOAT16 = Support(FLOAT16, False, "the CPU has no float16 kernels: FP32 kernels run on values rounded through "

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from functools import lru_cache
 from typing import Mapping
@@ -112,15 +113,13 @@ def lost_amx() -> str | None:
 def _measured_gain() -> float:
     """Return how many times as fast convolutions of a network's sizes train in bfloat16, once a process in 0.3 s."""
     host.take_little_memory()  # MXNet reads these settings with its first operator
-
-    def least_times() -> tuple[float, float]:  # on a busy machine medians are off by more than the types differ by
+    fp32 = low = math.inf
+    for _ in range(2):
+        # Least times: on a busy machine medians are off by more than the types differ by.
         times = [time_in_both((_PROBED_BATCH, channels, side, side), _PROBES) for channels, side in _PROBED]
-        fp32, low = map(sum, zip(*times))
-        return fp32, low
-
-    fp32, low = least_times()
-    if fp32 >= _AMX_GAIN * low:  # which bfloat16 that gains nothing can show on a busy machine, but hardly twice
-        fp32, low = map(min, (fp32, low), least_times())
+        fp32, low = map(min, (fp32, low), map(sum, zip(*times)))
+        if fp32 < _AMX_GAIN * low:
+            break  # a gain, which bfloat16 that gains nothing can show on a busy machine, is to be seen twice
     return fp32 / low
 
 
