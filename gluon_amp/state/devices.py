@@ -119,7 +119,7 @@ def _measured_gain() -> float:
         times = [time_in_both((_PROBED_BATCH, channels, side, side), _PROBES) for channels, side in _PROBED]
         fp32, low = map(min, (fp32, low), map(sum, zip(*times)))
         if fp32 < _AMX_GAIN * low:
-            break  # a gain, which bfloat16 that gains nothing can show on a busy machine, is to be seen twice
+            break  # only a gain is measured twice: bfloat16 without one may show it once on a busy machine
     return fp32 / low
 
 
