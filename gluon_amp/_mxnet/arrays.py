@@ -14,11 +14,12 @@ from mxnet.base import _LIB, SymbolHandle, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from .invoke import invoke, original_invoke, run_operator
+from ..graph.attrs import TYPE_FLAGS
+from ..machine.dtypes import FLOAT32
+from .invoke import Invoke, invoke, original_invoke, run_operator
 from .symbols import dtype_name
 
-FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+FLOATS = {flag: name for name, flag in TYPE_FLAGS.items()}  # FP32 and low precision, by MXNet's numbers
 _get_dtype = _LIB.MXNDArrayGetDType
 
 
@@ -39,8 +40,7 @@ def map_arrays(function: Any, value: Any) -> Any:
         for key, item in value.items():
             mapped[key] = map_arrays(function, item)
         return mapped
-    dense = isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray)
-    return function(value) if dense else value
+    return function(value) if isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray) else value
 
 
 def first_array(value: Any) -> NDArray | None:
@@ -96,13 +96,13 @@ def bring_to_plain_layout(arrays: Iterable[NDArray]) -> None:
         check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
 
 
-def cast_arrays(value: Any, dtype: str) -> Any:
-    """Cast FP32 and low-precision arrays to a type; other values pass."""
+def cast_arrays(value: Any, dtype: str, given: Collection[str] = TYPE_FLAGS, function: Invoke | None = None) -> Any:
+    """Cast FP32 and low-precision arrays, or those of the ``given`` types, to a type; other values pass."""
     def cast(array: NDArray) -> NDArray:
-        name = dtype_name(array.dtype)
-        if name == dtype or name not in FLOATS:
+        name = FLOATS.get(flag_of(array))
+        if name == dtype or name not in given:
             return array
-        return run_operator(mx.ndarray.register._imperative_invoke, "amp_cast", [array], {"dtype": dtype},
+        return run_operator(function or mx.ndarray.register._imperative_invoke, "amp_cast", [array], {"dtype": dtype},
                             is_np_op=isinstance(array, mx.np.ndarray))
     return map_arrays(cast, value)
 
@@ -143,19 +143,13 @@ def begin_check(groups: Iterable[list[NDArray]], check: Check | None = None) -> 
     def answer() -> bool:
         with autograd.pause():
             return (all(bool(found.asscalar()) for found in answers)
-                    and all(all(np.isfinite(each.asnumpy()).all() for each in some) or all_finite(chunk)
-                            for chunk, some in sums))
+                    and all(all(np.isfinite(each.asnumpy()).all() for each in some)
+                            or bool(_checked([chunk]).asscalar()) for chunk, some in sums))
     return answer
 
 
-def all_finite(arrays: list[NDArray]) -> bool:
-    """Tell whether all values of arrays of one context and type are finite, by MXNet's own check."""
-    with autograd.pause():
-        return bool(nd.multi_all_finite(*map(_with_axis, arrays), num_arrays=len(arrays)).asscalar())
-
-
 def _checked(chunks: list[list[NDArray]]) -> NDArray:
-    """Check all arrays of one GPU; the answer, 0 or 1, stays there until it is read."""
+    """Check all arrays of one device by MXNet's own check; the answer, 0 or 1, stays there until it is read."""
     result = nd.multi_all_finite(*chunks[0], num_arrays=len(chunks[0]))
     for chunk in chunks[1:]:
         nd.multi_all_finite(*chunk, num_arrays=len(chunk), init_output=False, out=result)
@@ -174,15 +168,10 @@ def norm(arrays: Iterable[NDArray]) -> float:
 def grouped(arrays: Iterable[NDArray]) -> Iterator[list[NDArray]]:
     """Group dense arrays by context and type, as multi-tensor operators need it."""
     groups: dict[tuple[Any, Any], list[NDArray]] = defaultdict(list)
-    for array in map(_with_axis, arrays):
-        groups[array.context, array.dtype].append(array)
+    for array in arrays:  # multi-tensor operators do not take NumPy's scalars
+        groups[array.context, array.dtype].append(array if array.shape else array.as_nd_ndarray().reshape((1,)))
     for group in groups.values():
         yield from (group[start:start + _ARRAYS_A_CALL] for start in range(0, len(group), _ARRAYS_A_CALL))
-
-
-def _with_axis(array: NDArray) -> NDArray:
-    """Give an array without axes one: multi-tensor operators do not take NumPy's scalars."""
-    return array if array.shape else array.as_nd_ndarray().reshape((1,))
 
 
 def _sums_of_squares(chunk: list[NDArray]) -> list[NDArray]:
@@ -198,8 +187,9 @@ def _sums_of_squares(chunk: list[NDArray]) -> list[NDArray]:
 class NDArrayWeights:
     """Trained parameters that passes change, by name."""
 
-    def __init__(self, arrays: Mapping[str, NDArray]):
+    def __init__(self, arrays: Mapping[str, NDArray], are_known: bool = True):
         self.arrays = dict(arrays)  # shared with the caller's
+        self.are_known = are_known  # False for the parameters of a symbol alone: only their types can change
 
     def __contains__(self, name: object) -> bool:
         return name in self.arrays
@@ -209,16 +199,16 @@ class NDArrayWeights:
         return {name: dtype_name(array.dtype) for name, array in self.arrays.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return every parameter's shape."""
-        return {name: array.shape for name, array in self.arrays.items()}
+        """Return every parameter's shape, as far as it is known."""
+        return {name: array.shape for name, array in self.arrays.items() if self.are_known}
 
     def not_finite(self) -> list[str]:
         """Name the parameters with infinite or NaN values."""
         wide = {name: cast_arrays(array.as_nd_ndarray(), FLOAT32) for name, array in self.arrays.items()
-                if array.size and dtype_name(array.dtype) in FLOATS}
+                if array.size and flag_of(array) in FLOATS}
         if are_finite(wide.values()):
             return []
-        return [name for name, array in wide.items() if not all_finite([array])]
+        return [name for name, array in wide.items() if not are_finite([array])]
 
     def read(self, name: str) -> np.ndarray:
         """Return a parameter's values, as FP32 where NumPy does not know their type."""
@@ -246,14 +236,3 @@ class NDArrayWeights:
 
     def _context(self) -> Context:
         return next((array.context for array in self.arrays.values()), mx.cpu())
-
-
-class NamesOnly(NDArrayWeights):
-    """Parameters of a symbol whose values are not known: only their types can change."""
-
-    def __init__(self, names: Collection[str]):
-        super().__init__({name: nd.zeros((1,), mx.cpu()) for name in names})
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return no shape: none is known."""
-        return {}

@@ -12,9 +12,6 @@ from ..rules.tables.groups import BATCH_NORMS
 from .blocks import descendants, graph_of
 from .symbols import to_graph
 
-# Subclasses that compute as MXNet's own blocks do, with a flag that concerns cuDNN only.
-_ALIKE = ("gluoncv.nn.block.BatchNormCudnnOff",)
-
 
 def batch_norms(net: Block) -> list[_BatchNorm]:
     """Return the batch normalization blocks of a network, but for those with ``use_global_stats=True``."""
@@ -32,7 +29,8 @@ def is_plain(block: _BatchNorm) -> bool:
     """Tell whether a block is MXNet's own batch normalization, not a subclass with another computation."""
     kind = type(block)
     return (kind in (BatchNorm, BatchNormReLU, SyncBatchNorm, CustomBatchNorm)
-            or f"{kind.__module__}.{kind.__qualname__}" in _ALIKE)
+            # GluonCV's computes as MXNet's own, with a flag that concerns cuDNN only
+            or f"{kind.__module__}.{kind.__qualname__}" == "gluoncv.nn.block.BatchNormCudnnOff")
 
 
 def exchange(block: _BatchNorm, kind: type[_BatchNorm], kept: Any = None, **kernel: Any) -> None:

@@ -16,6 +16,7 @@ from mxnet.gluon.utils import _check_all_np_ndarrays
 from mxnet.module import BucketingModule
 from mxnet.util import is_np_array
 
+from ..base.context import Replaced
 from ..graph.attrs import REGION_OFF
 from .arrays import first_array, wait_for_statistics
 from .invoke import UpstreamCachedOp
@@ -41,11 +42,16 @@ def trace(block: HybridBlock, example: Sequence[Any] | None = None,
     if isinstance(block, _RNNLayer):  # which makes its first states in __call__, past which graphs are traced
         example = [_stand_in()] if example is None and vars(block).get("skip_states", True) else example
         block = _Called(block)
-    with _as_it_was(block), outermost_trace(), _marked(block, is_excluded):
-        arguments = _arguments(block) if example is None else list(example)
-        block._cached_graph = ()
-        inputs, symbol = block._get_graph(*arguments)
+    arguments = _arguments(block) if example is None else list(example)
+    cached = Replaced()
+    for name, value in (("_cached_graph", ()), ("_in_format", None), ("_out_format", None)):
+        cached.put(block, name, value)
+    try:
+        with outermost_trace(), _marked(block, is_excluded):
+            inputs, symbol = block._get_graph(*arguments)
         return Trace(list(inputs), symbol, (block._in_format, block._out_format))
+    finally:
+        cached.restore()
 
 
 class _Called(HybridBlock):
@@ -60,20 +66,6 @@ class _Called(HybridBlock):
         """Call the block."""
         block, = children_of(self)
         return block(*args)
-
-
-_CACHED = ("_cached_graph", "_in_format", "_out_format")
-
-
-@contextmanager
-def _as_it_was(block: HybridBlock) -> Iterator[None]:
-    before = {name: block.__dict__[name] for name in _CACHED if name in block.__dict__}
-    try:
-        yield
-    finally:
-        for name in _CACHED:
-            block.__dict__.pop(name, None)
-        block.__dict__.update(before)
 
 
 def _stand_in() -> mx.nd.NDArray:

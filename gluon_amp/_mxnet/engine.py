@@ -89,8 +89,7 @@ def serialize_execution(runner: UpstreamCachedOp | Executor) -> None:
 
 
 def as_callback(hook: Callable[..., None], waits: bool) -> Callback:
-    """Make what C calls of a hook, with FP32 arrays in place of those in bfloat16, which NumPy cannot read."""
-    # One that ``waits`` waits for the output first, as :func:`serialize_execution` does.
+    """Make what C calls of a hook, which gets bfloat16 as FP32; wait for the output first if asked to."""
     def report(*told: Any) -> None:
         array = array_at(told[-1])  # frees the handle when it goes
         if waits:
@@ -130,9 +129,7 @@ class Program:
 
 
 class Stopwatch:
-    """Reads the time of operators off MXNet's profiler, one at a time; a context manager."""
-
-    # The profiler belongs to the process: nothing else may use it meanwhile.
+    """Reads the time of operators off MXNet's profiler, which nothing else may use meanwhile; one at a time."""
 
     def __enter__(self) -> Stopwatch:
         mx.nd.waitall()
@@ -170,10 +167,9 @@ def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int 
     return list(map(of, times))
 
 
-def time_in_both(shape: tuple[int, int, int, int], rounds: int) -> tuple[float, float]:
+def time_in_both(shape: tuple[int, int, int, int], rounds: int) -> list[float]:
     """Return the least time in which a 3x3 convolution of images trains in FP32 and in bfloat16, measured in turns."""
-    fp32, low = interleaved([_step(shape, dtype) for dtype in (FLOAT32, BFLOAT16)], rounds, of=min)
-    return fp32, low
+    return interleaved([_step(shape, dtype) for dtype in (FLOAT32, BFLOAT16)], rounds, of=min)
 
 
 def _step(shape: tuple[int, int, int, int], dtype: str) -> Callable[[], None]:

@@ -5,9 +5,6 @@ import ctypes
 
 import mxnet as mx
 
-# Of cudaGetDeviceCount: no error, and no device beside a driver that works.
-_NORMAL = (0, 100)
-
 
 def count() -> int:
     """Return the number of GPUs; 0 where the driver does not work: that must not break programs on the CPU."""
@@ -37,5 +34,6 @@ def _answer_of_cuda() -> str | None:
             continue
         name.restype = ctypes.c_char_p
         code = ask(ctypes.byref(ctypes.c_int()))
-        return None if code in _NORMAL else f"{(name(code) or b'').decode(errors='replace')} (CUDA error {code})"
+        # 0 is no error, and 100 no device beside a driver that works.
+        return None if code in (0, 100) else f"{(name(code) or b'').decode(errors='replace')} (CUDA error {code})"
     return None

@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.base import _LIB, MXNetError, check_call, py_str
+from mxnet.base import _LIB, check_call, py_str
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 
@@ -26,31 +26,19 @@ PAST_INVOKE: tuple[tuple[Any, str], ...] = (
     *((NDArray, name) for name in ("__getitem__", "reshape", "astype", "copy", "as_in_context", "as_np_ndarray")),
     *((mx.np.ndarray, name) for name in ("__getitem__", "astype", "copy", "as_in_ctx", "as_nd_ndarray")),
     (autograd.Function, "__call__"), (nd_numpy._api_internal, "tensordot"))
-_OWN = ("_gluon_amp_", "_backward__gluon_amp_")
 
 
 @lru_cache(maxsize=1)
 def registered_operators() -> Mapping[str, str]:
     """Map every name of an operator of MXNet, aliases included, to the name it is registered under."""
     # The operators in C++ of this package are left out: they take the place of others after these were decided on.
-    # Symbol JSON holds registered names only, users write aliases as well; MXNet offers no public way from one to the
-    # other.
-    size, array = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
-    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(array)))
+    # Symbol JSON holds registered names only, and users write aliases: no public function leads from one to the other.
     known, registered = {}, ctypes.c_char_p()
-    for name in (py_str(array[i]) for i in range(size.value)):
-        if not name.startswith(_OWN):
+    for name in mx.operator.get_all_registered_operators():
+        if not name.startswith(("_gluon_amp_", "_backward__gluon_amp_")):
             check_call(_LIB.MXSymbolGetAtomicSymbolName(ctypes.c_void_p(handle_of(name)), ctypes.byref(registered)))
             known[name] = py_str(registered.value)
     return known
-
-
-def is_registered(name: str) -> bool:
-    """Tell whether there is an operator of this registered name or alias."""
-    try:
-        return bool(handle_of(name))
-    except MXNetError:
-        return False
 
 
 @lru_cache(maxsize=None)
@@ -64,14 +52,8 @@ def handle_of(name: str) -> int:
 @lru_cache(maxsize=None)
 def parameters_of(name: str) -> Mapping[str, str]:
     """Return the parameters of an operator, inputs among them, each with what MXNet says of its type."""
-    texts = [ctypes.c_char_p() for _ in range(4)]  # name, description, what counts the inputs, result
-    count = ctypes.c_uint()
-    lists = [ctypes.POINTER(ctypes.c_char_p)() for _ in range(3)]  # names, types, descriptions
-    check_call(_LIB.MXSymbolGetAtomicSymbolInfo(
-        ctypes.c_void_p(handle_of(name)), *map(ctypes.byref, texts[:2]), ctypes.byref(count),
-        *map(ctypes.byref, lists), *map(ctypes.byref, texts[2:])))
-    names, types, _ = lists
-    return {py_str(names[i]): py_str(types[i]) for i in range(count.value)}
+    _, names, types = mx.operator.get_operator_arguments(name)
+    return dict(zip(names, types))
 
 
 class Invocation(NamedTuple):

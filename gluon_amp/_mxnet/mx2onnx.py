@@ -106,9 +106,6 @@ class _Recorder:
         return nodes, dtypes
 
 
-_LOWEST = np.float32(-3e38)  # below each score
-
-
 class _Writer:
     """The ONNX nodes of one operator of MXNet's."""
 
@@ -221,7 +218,7 @@ def _best(writer: _Writer, data: str, kept: int, score: int, label: int) -> tupl
         background = int(writer.attrs.get("background_id", -1))
         is_nothing = writer.add("Equal", writer.part(data, 2, label, label + 1),
                                 writer.constant(background, np.float32))
-        scores = writer.add("Where", is_nothing, writer.constant(_LOWEST, np.float32), scores)
+        scores = writer.add("Where", is_nothing, writer.constant(-3e38, np.float32), scores)  # below each score
     best, where = writer.add("TopK", scores, writer.constant([kept]), outputs=2, axis=1)
     return _rows(writer, data, where), writer.add("Squeeze", best, writer.constant([2]))
 
@@ -250,11 +247,10 @@ def _first_ones(writer: _Writer, rows: str, scores: str, chosen: str, count: int
     is_chosen = writer.add("ScatterND", none, places, one)
     order = writer.add("Sub", writer.add("Mul", is_chosen, writer.constant(count, np.float32)),
                        writer.constant(np.arange(count)[None], np.float32))
-    where = writer.add("TopK", order, writer.constant([count]), outputs=2, axis=1)[1]
+    best, where = writer.add("TopK", order, writer.constant([count]), outputs=2, axis=1)
     last = writer.constant([2])
     ordered = _rows(writer, rows, writer.add("Unsqueeze", where, last))
-    flags = writer.add("Unsqueeze", writer.add("GatherElements", is_chosen, where, axis=1), last)
-    is_kept = writer.add("Greater", flags, writer.constant(0, np.float32))
+    is_kept = writer.add("Greater", writer.add("Unsqueeze", best, last), writer.constant(0, np.float32))
     return writer.add("Where", is_kept, ordered, writer.constant(-1, np.float32))
 
 

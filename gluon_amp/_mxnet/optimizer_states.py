@@ -5,7 +5,7 @@ import collections
 import io
 import json
 import pickle
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Iterable, Mapping
 
 import mxnet as mx
@@ -18,9 +18,6 @@ from mxnet.optimizer import Optimizer
 from ..errors import expected
 
 STATES_BEGIN = b"gluon_amp trainer states "  # of a file, before the number of its form
-
-_CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def known_classes(*more: type) -> frozenset[type]:
@@ -60,17 +57,15 @@ class _Writer:
 
     def __init__(self) -> None:
         self.arrays: list[bytes] = []
-        self._seen: dict[int, int] = {}
-        self._held: list[Any] = []  # so that no number is given to another object
+        self._seen: dict[int, tuple[int, Any]] = {}  # numbers by ids; the objects, so that they keep their ids
 
     def tree(self, value: Any, place: str) -> Any:
         """Return a value in a form that JSON can hold."""
-        if type(value) in _PLAIN:
+        if type(value) in (bool, int, float, str, type(None)):
             return value
         if id(value) in self._seen:
-            return {"same": self._seen[id(value)]}
-        self._seen[id(value)] = len(self._seen)
-        self._held.append(value)
+            return {"same": self._seen[id(value)][0]}
+        self._seen[id(value)] = len(self._seen), value
         return self._kinds(value, place)
 
     def _kinds(self, value: Any, place: str) -> Any:
@@ -88,7 +83,7 @@ class _Writer:
                              for key, item in value.items()]}
         if isinstance(value, type) and issubclass(value, (np.generic, float, int, bool)):
             return {"dtype": np.dtype(value).str}
-        if not hasattr(value, "__dict__") or isinstance(value, (type, *_CODE)):
+        if not hasattr(value, "__dict__") or isinstance(value, (type, FunctionType, MethodType, ModuleType)):
             raise TypeError(expected("numbers, texts, arrays, or objects that hold such", place or "value", value))
         own = getattr(value, "__getstate__", None)  # every object has one from Python 3.11 on
         state = own() if own else value.__dict__
@@ -153,7 +148,7 @@ _MAKERS = {(f"numpy.{core}.{module}", name) for core in ("core", "_core") for mo
 class _Unpickler(pickle.Unpickler):
     def __init__(self, content: bytes, classes: Iterable[type]):
         super().__init__(io.BytesIO(content))
-        kinds = (*_ALLOWED, *known_classes(*classes), *np.sctypeDict.values())
+        kinds = (*_ALLOWED, *classes, *np.sctypeDict.values())
         self._classes = {(kind.__module__, kind.__qualname__): kind for kind in kinds}
 
     def find_class(self, module: str, name: str) -> Any:
@@ -167,6 +162,6 @@ class _Unpickler(pickle.Unpickler):
         return self._classes[module, name]
 
 
-def unpickle(content: bytes, classes: Iterable[type] = ()) -> Any:
+def unpickle(content: bytes, classes: Iterable[type]) -> Any:
     """Read a pickle that holds MXNet's and NumPy's own objects."""
     return _Unpickler(content, classes).load()

@@ -12,7 +12,6 @@ from .arrays import values_of
 
 _TYPE = "auto"  # unsigned where the range of a tensor has no negative values
 _BINS = 8001
-_MOST = 2 * _BINS
 
 
 def quantized(symbol: mx.sym.Symbol, kept: Sequence[str], parameters: Sequence[str]) -> mx.sym.Symbol:
@@ -44,7 +43,7 @@ class Collector:
         if not self._by_entropy or not 0 < largest < np.inf:
             return
         values, known = values_of(array), self._histograms.get(name)
-        if known is None or largest * len(known[0]) > _MOST * known[-1]:
+        if known is None or largest * len(known[0]) > 2 * _BINS * known[-1]:
             counts, edges = np.histogram(values, bins=_BINS, range=(-largest, largest))
             if known is not None:  # MXNet keeps the width of bins: for values 1e5 times as large that takes 12 GB
                 counts += np.histogram((known[1][:-1] + known[1][1:]) / 2, bins=edges, weights=known[0])[0].astype(int)

@@ -4,9 +4,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -19,8 +19,6 @@ from ..graph import Entry, Graph, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS, region, region_mark
 from ..machine.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 from .invoke import handle_of
-
-Shape = Optional[Tuple[int, ...]]
 
 
 @lru_cache(maxsize=64)  # asked of every input of a network at every call, and NumPy puts names together anew
@@ -80,21 +78,16 @@ def make_symbol_creator(original: Callable) -> Callable:
 _MARK = f'"{REGION}"'  # in the text of a symbol
 
 
-def unmarked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a symbol without the marks of regions."""
-    text = text_of(symbol)
-    if _MARK not in text:
-        return symbol
-    graph = Graph.from_json(text)
-    graph.forget(REGION)
-    return from_graph(graph, symbol)
-
-
 def make_written(original: Callable) -> Callable:
     """Make what takes the place of ``Symbol.tojson`` or ``Symbol.save``: marks of this process are nobody else's."""
     @functools.wraps(original)
     def written(symbol: mx.sym.Symbol, *args: Any, **kwargs: Any) -> Any:
-        return original(unmarked(symbol), *args, **kwargs)
+        text = text_of(symbol)
+        if _MARK in text:
+            graph = Graph.from_json(text)
+            graph.forget(REGION)
+            symbol = from_graph(graph, symbol)
+        return original(symbol, *args, **kwargs)
     return written
 
 
@@ -192,15 +185,13 @@ _tracing = threading.local()  # whether the current thread traces a block
 @contextmanager
 def outermost_trace() -> Iterator[None]:
     """Trace a block in the body: regions around it leave no marks, regions that its code enters do."""
-    if getattr(_tracing, "under_way", False):
-        yield
-        return
+    is_inside = vars(_tracing).get("under_way", False)
     _tracing.under_way = True
     try:
-        with marks.entered(None):
+        with nullcontext() if is_inside else marks.entered(None):
             yield
     finally:
-        _tracing.under_way = False
+        _tracing.under_way = is_inside
 
 
 def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
@@ -256,7 +247,7 @@ def input_dtypes(symbol: mx.sym.Symbol, known: Mapping[str, Any]) -> dict[str, s
     return {name: dtype_name(inferred.get(name)) or FLOAT32 for name in names}
 
 
-def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> list[Shape]:
+def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> list[tuple[int, ...] | None]:
     """Return the shapes of a symbol's outputs for shapes of its inputs, None where they are unknown."""
     inputs = set(symbol.list_inputs())
     known = {name: tuple(shape) for name, shape in shapes.items() if name in inputs and shape}
@@ -264,7 +255,7 @@ def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> 
     return list(map(known_shape, inferred or [None] * len(symbol.list_outputs())))
 
 
-def known_shape(shape: Shape) -> Shape:
+def known_shape(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Return a shape that was inferred, None where a part of it is not known."""
     unknown = -1 if mx.util.is_np_shape() else 0
     return None if shape is None or len(shape) == 0 or unknown in shape else tuple(shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import sys
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Callable, Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary
@@ -21,9 +22,9 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from ..errors import StateError, expected
-from .arrays import Check, all_finite, begin_check, grouped, norm
+from .arrays import Check, are_finite, begin_check, grouped, norm
 
-_ATTRIBUTE = "_amp_loss_scaler"
+_LOCAL = "Create it with gluon.Trainer(..., update_on_kvstore=False)"
 # A trainer's dense gradients, and the groups that are checked together: asking MXNet for types and shapes takes longer
 # than the check of a small network.
 _grouped: WeakKeyDictionary[gluon.Trainer, tuple[Sequence[NDArray], Sequence[list[NDArray]]]] = WeakKeyDictionary()
@@ -31,7 +32,7 @@ _grouped: WeakKeyDictionary[gluon.Trainer, tuple[Sequence[NDArray], Sequence[lis
 
 def set_scaler(trainer: gluon.Trainer, scaler: Any, reduce: Callable[[], None] | None) -> None:
     """Make a trainer ask a scaler before each update, and call a function in place of its own reduction, if given."""
-    setattr(trainer, _ATTRIBUTE, scaler)
+    trainer._amp_loss_scaler = scaler
     trainer._amp_original_scale = trainer._scale  # read by scripts written for MXNet's own amp
     if reduce is not None:
         trainer._allreduce_grads = reduce
@@ -39,7 +40,7 @@ def set_scaler(trainer: gluon.Trainer, scaler: Any, reduce: Callable[[], None] |
 
 def attached(trainer: gluon.Trainer) -> Any:
     """Return what :func:`set_scaler` left on the trainer, None without."""
-    return getattr(trainer, _ATTRIBUTE, None)
+    return getattr(trainer, "_amp_loss_scaler", None)
 
 
 def trainer_trains(parameter: gluon.Parameter) -> bool | None:
@@ -55,10 +56,9 @@ def contexts(trainer: gluon.Trainer) -> list[Context]:
 
 def update_locally(trainer: gluon.Trainer) -> None:
     """Make the trainer update parameters itself rather than on the KVStore, where no step can be skipped."""
-    remedy = "Create it with gluon.Trainer(..., update_on_kvstore=False)"
     if trainer._kvstore_params["update_on_kvstore"]:
         raise StateError("the trainer was created with update_on_kvstore=True: updates on the KVStore cannot be "
-                         f"skipped when a gradient overflows. {remedy}")
+                         f"skipped when a gradient overflows. {_LOCAL}")
     if trainer._contains_sparse_weight:
         raise StateError("the trainer has parameters with sparse weights, which MXNet updates on the KVStore only: "
                          "loss scaling cannot skip such updates. Use dense weights (sparse gradients are fine)")
@@ -97,16 +97,16 @@ def gradient_norm(trainer: gluon.Trainer) -> float:
 
 def non_finite_parameters(trainer: gluon.Trainer) -> list[str]:
     """Name the parameters with an infinite or NaN gradient on some context."""
-    return list(dict.fromkeys(name for name, values in named_gradients(trainer) if not all_finite([values])))
+    return list(dict.fromkeys(name for name, values in named_gradients(trainer) if not are_finite([values])))
 
 
 def named_gradients(trainer: gluon.Trainer) -> Iterator[tuple[str, NDArray]]:
     """Yield every non-empty gradient on every context to read, with its parameter's name; of row-sparse ones a copy."""
-    for parameter in filter(has_gradient, trainer._params):
-        for gradient in parameter.list_grad():
+    for parameter, of_contexts in zip(trainer._params, gradients(trainer)):
+        for gradient in of_contexts:
             values = gradient if gradient.stype == "default" else gradient.data
             if values.size:
-                yield parameter.name, values.as_nd_ndarray()  # multi-tensor operators refuse NumPy-style arrays
+                yield parameter.name, values
 
 
 def fresh_parameters(trainer: gluon.Trainer) -> list[str]:
@@ -143,6 +143,7 @@ def horovod_processes(trainer: gluon.Trainer) -> Any:
 
 def gradients(trainer: gluon.Trainer) -> list[list[NDArray]]:
     """Return for each parameter its gradient on each context; an empty list for parameters without gradient."""
+    # Multi-tensor operators refuse NumPy-style arrays.
     return [[gradient.as_nd_ndarray() if gradient.stype == "default" else gradient
              for gradient in parameter.list_grad()] if has_gradient(parameter) else [] for parameter in trainer._params]
 
@@ -170,8 +171,7 @@ def reduce_gradients(trainer: gluon.Trainer, caller: str) -> None:
         trainer._init_kvstore()
     if trainer._kvstore and trainer._update_on_kvstore:
         raise StateError(f"{caller}: expected a trainer that updates locally, received one that updates on the "
-                         "KVStore, where gradients of several devices are added up behind this call. Create it with "
-                         "gluon.Trainer(..., update_on_kvstore=False)")
+                         f"KVStore, where gradients of several devices are added up behind this call. {_LOCAL}")
     trainer.allreduce_grads()
 
 
@@ -188,36 +188,31 @@ def reduce_arrays(trainer: gluon.Trainer, own: Callable[[], None], arrays: Seque
 
 def fresh(trainer: gluon.Trainer) -> list[list[bool]]:
     """Return for each parameter and context whether a backward pass has written its gradient since the last step."""
-    return [[bool(data._fresh_grad) for data in _data(parameter)] for parameter in trainer._params]
+    return [[bool(data._fresh_grad) for data in parameter.list_data()] if has_gradient(parameter) else []
+            for parameter in trainer._params]
 
 
 def mark_fresh(trainer: gluon.Trainer, flags: Sequence[Sequence[bool]], value: bool = True) -> None:
     """Mark the flagged gradients, by parameter and context, as written since the last step, or as not."""
     for parameter, of_contexts in zip(trainer._params, flags):
-        for data, flag in zip(_data(parameter), of_contexts):
+        for data, flag in zip(parameter.list_data() if of_contexts else (), of_contexts):
             if flag:
                 data._fresh_grad = value
-
-
-def _data(parameter: gluon.Parameter) -> list[NDArray]:
-    return parameter.list_data() if has_gradient(parameter) else []
 
 
 def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
     """Multiply every gradient in place."""
     with autograd.pause():
-        for parameter in filter(has_gradient, trainer._params):
-            for gradient in parameter.list_grad():
-                gradient *= factor  # row-sparse ones too, whose rows can be read as a copy only
+        for gradient in chain(*gradients(trainer)):
+            gradient *= factor  # row-sparse ones too, whose rows can be read as a copy only
 
 
 def discard_gradients(trainer: gluon.Trainer) -> None:
     """Zero gradients and mark them as used, so that an inf does not outlive its step."""
     # Otherwise it stays where gradients accumulate, and where the next step does not use the layer.
-    for parameter in filter(has_gradient, trainer._params):
-        for data, gradient in zip(parameter.list_data(), parameter.list_grad()):
-            zero(gradient)
-            data._fresh_grad = False
+    for gradient in chain(*gradients(trainer)):
+        zero(gradient)
+    mark_fresh(trainer, fresh(trainer), value=False)
 
 
 def zero(gradient: NDArray) -> None:
@@ -293,7 +288,7 @@ def _ready_updaters(trainer: gluon.Trainer) -> list[Any]:
         return list(trainer._updaters)
     if trainer._kvstore._updater is None:
         raise StateError("the trainer updates on the servers of a distributed KVStore, which keep the optimizer's "
-                         "states to themselves. Create it with gluon.Trainer(..., update_on_kvstore=False)")
+                         f"states to themselves. {_LOCAL}")
     return [trainer._kvstore._updater]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Sequence, Tuple
 
 import numpy as np
 from mxnet import gluon
@@ -18,10 +18,9 @@ from mxnet.optimizer import LAMB, NAG, SGD, Adam, Optimizer, Updater
 from .arrays import map_arrays
 
 Update = Tuple[int, NDArray, NDArray]  # index, gradient, weight
-Native = Optional[Callable[..., None]]
 
 
-def speed_up(trainer: gluon.Trainer, native: Native = None) -> None:
+def speed_up(trainer: gluon.Trainer, native: Callable[..., None] | None = None) -> None:
     """Let a trainer on CPUs update in less time; the user's own aggregation size stays in force."""
     if "MXNET_OPTIMIZER_AGGREGATION_SIZE" in os.environ or any(
             context.device_type == "gpu" for context in trainer._contexts or ()):
@@ -35,21 +34,20 @@ def speed_up(trainer: gluon.Trainer, native: Native = None) -> None:
 @contextmanager
 def asking(trainer: gluon.Trainer, is_skipped: Callable[[], bool]) -> Iterator[bool]:
     """Let the trainer's updaters ask whether to skip, when the update is prepared; tell whether all of them do."""
-    updaters = trainer._updaters
-    do_ask = bool(updaters) and all(isinstance(updater, _CpuUpdater) for updater in updaters)
-    for updater in updaters if do_ask else ():
+    asked = trainer._updaters if all(isinstance(updater, _CpuUpdater) for updater in trainer._updaters) else ()
+    for updater in asked:
         updater.is_skipped = is_skipped
     try:
-        yield do_ask
+        yield bool(asked)
     finally:
-        for updater in updaters if do_ask else ():
+        for updater in asked:
             updater.is_skipped = bool
 
 
 class _CpuUpdater(Updater):
     """MXNet's updater, with other operators; saves and loads the same states."""
 
-    native: Native = None
+    native: Callable[..., None] | None = None
     is_skipped: Callable[[], bool] = bool  # which gives False; asked at an update
     # the arrays of the latest call, the updates for one call in C++, and the updates for MXNet
     _known: tuple[Sequence[Any], Sequence[Update], Sequence[Update]] = (), (), ()
@@ -63,7 +61,7 @@ class _CpuUpdater(Updater):
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights, given their indices and gradients, unless the update is to be skipped."""
-        if self.native is None or _rule_of(self.optimizer) is None or not isinstance(index, (list, tuple)):
+        if self.native is None or _kind_of(self.optimizer) is None or not isinstance(index, (list, tuple)):
             if not self.is_skipped():
                 super().__call__(index, grad, weight)
             return
@@ -86,7 +84,9 @@ class _CpuUpdater(Updater):
                                                for one, other in zip(known, given)):
             in_one_call, others = [], []
             for index, grad, weight in zip(*update):
-                (in_one_call if _is_plain(grad, weight) else others).append((index, grad, weight))
+                is_plain = weight.shape and all(  # operators in C++ update dense arrays in FP32 that have axes
+                    array.stype == "default" and array.dtype == np.float32 for array in (grad, weight))
+                (in_one_call if is_plain else others).append((index, grad, weight))
             self._known = given, in_one_call, others
         return in_one_call, others
 
@@ -104,14 +104,18 @@ class _CpuUpdater(Updater):
         """Update in one call weights that all have states, or all have none."""
         optimizer = self.optimizer
         optimizer._update_count(indices)
-        kind, lrs = _rule_of(optimizer)(optimizer, indices, has_states)  # type: ignore[misc]
+        kind, lrs = _kind_of(optimizer, has_states) or "", optimizer._get_lrs(indices)
         options = {name: getattr(optimizer, name) for name in _OPTIONS[kind]}
+        steps = [optimizer._index_update_count[index] for index in indices] if kind in ("adam", "lamb") else []
+        if kind == "adam":  # the correction of the means' bias, as MXNet's Adam hands it to its operator
+            lrs = [lr * (math.sqrt(1 - optimizer.beta2 ** step) / (1 - optimizer.beta1 ** step))
+                   for lr, step in zip(lrs, steps)]
         if kind == "nag":
             options["momentum"] = max(options["momentum"], 0.0)
         if kind == "adamw":
             lrs, options["etas"] = [1.0] * len(lrs), lrs
         if kind == "lamb":
-            options["steps"] = [optimizer._index_update_count[index] for index in indices]
+            options["steps"] = steps
             options.update((bound, getattr(optimizer, bound)) for bound in _BOUNDS if getattr(optimizer, bound))
         if optimizer.clip_gradient:
             options["clip_gradient"] = optimizer.clip_gradient
@@ -130,39 +134,20 @@ class _CpuUpdater(Updater):
         return self.states[index]
 
 
-def _is_plain(grad: NDArray, weight: NDArray) -> bool:
-    """Tell whether operators in C++ update a weight: dense arrays in FP32 that have axes."""
-    return bool(weight.shape) and all(array.stype == "default" and array.dtype == np.float32
-                                      for array in (grad, weight))
-
-
-def _adam(optimizer: Adam, indices: Sequence[int], has_states: bool) -> tuple[str, list[float]]:
-    """Return the rates with the correction of the means' bias, as MXNet's Adam hands them to its operator."""
-    steps = [optimizer._index_update_count[index] for index in indices]
-    return "adam", [lr * (math.sqrt(1 - optimizer.beta2 ** step) / (1 - optimizer.beta1 ** step))
-                    for lr, step in zip(optimizer._get_lrs(indices), steps)]
-
-
-Rule = Callable[[Any, Sequence[int], bool], Tuple[str, List[float]]]
-# The operator that updates weights, and their learning rates, after the optimizer has counted the update.
-_RULES: dict[type, Rule] = {
-    # As MXNet's SGD updates several weights: momentum that is switched off for a while leaves the states alone.
-    SGD: lambda optimizer, indices, has_states: (
-        "sgd_momentum" if has_states and optimizer.momentum > 0 else "sgd", optimizer._get_lrs(indices)),
-    NAG: lambda optimizer, indices, has_states: ("nag" if has_states else "sgd", optimizer._get_lrs(indices)),
-    Adam: _adam, LAMB: lambda optimizer, indices, has_states: ("lamb", optimizer._get_lrs(indices))}
-# GluonNLP's Adam with decoupled weight decay, known by name: it need not be installed.
-_BERT_ADAM = "gluonnlp.optimizer.bert_adam", "BERTAdam"
 _BETAS = ("beta1", "beta2", "epsilon")
 _OPTIONS = {"sgd": (), "sgd_momentum": ("momentum",), "nag": ("momentum",), "adam": _BETAS, "adamw": _BETAS,
             "lamb": (*_BETAS, "bias_correction")}
 _BOUNDS = ("lower_bound", "upper_bound")  # 0 means none, as to MXNet
 
 
-def _rule_of(optimizer: Optimizer) -> Rule | None:
+def _kind_of(optimizer: Optimizer, has_states: bool = True) -> str | None:
+    """Name the update in C++ of weights with states or without; None where MXNet's own updates them."""
     kind = type(optimizer)
-    if (kind.__module__, kind.__name__) != _BERT_ADAM:
-        return _RULES.get(kind)
-    rescale = optimizer.rescale_grad  # an array once GluonNLP has updated some weights of the step
-    is_plain = isinstance(rescale, float) and math.isfinite(rescale) and rescale
-    return (lambda optimizer, indices, _: ("adamw", optimizer._get_lrs(indices))) if is_plain else None
+    if kind is SGD:  # as MXNet's updates several weights: momentum that is off for a while leaves the states alone
+        return "sgd_momentum" if has_states and optimizer.momentum > 0 else "sgd"
+    if kind is NAG and not has_states:
+        return "sgd"
+    if (kind.__module__, kind.__name__) == ("gluonnlp.optimizer.bert_adam", "BERTAdam"):  # it need not be installed
+        rescale = optimizer.rescale_grad  # an array once GluonNLP has updated some weights of the step
+        return "adamw" if isinstance(rescale, float) and math.isfinite(rescale) and rescale else None
+    return {NAG: "nag", Adam: "adam", LAMB: "lamb"}.get(kind)

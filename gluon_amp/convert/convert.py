@@ -12,7 +12,7 @@ from mxnet.gluon import Block, HybridBlock
 
 from .. import passes
 from .._mxnet import blocks
-from .._mxnet.arrays import NamesOnly, NDArrayWeights
+from .._mxnet.arrays import NDArrayWeights
 from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
 from ..errors import GraphError, some_of, warn
 from ..graph import CAST, MULTICAST, Consumers, Entry, Graph, Node, Role, has_control_flow, operator, unique_name
@@ -221,7 +221,7 @@ def convert(network: Network, trial: Policy | None = None, quantizer: Any = None
     watch_symbols()
     if record.reason and policy.lowers and trial is None:
         warn(f"the converted network stays in FP32: {record.reason}")
-    needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
+    needs_casts = weights.are_known or policy.runs("cast_params_offline")
     symbol = with_lasting_casts(from_graph(graph, symbol), needs_casts)
     return Made(symbol, weights.arrays, record, quantizer)
 

@@ -7,7 +7,7 @@ import mxnet as mx
 from mxnet.module import BucketingModule
 
 from .._mxnet import blocks
-from .._mxnet.arrays import NamesOnly, wait_for_statistics
+from .._mxnet.arrays import NDArrayWeights, wait_for_statistics
 from .._mxnet.invoke import zeros_for
 from .._mxnet.symbols import typed_variables
 from ..base import checks
@@ -49,8 +49,8 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
                              *([] if asked.cast_params_offline else ["cast_params_offline"])}
     names = sym.list_inputs()
     check_names(data_names or (), names, "data_names")
-    typed = typed_variables(sym)
-    weights = NamesOnly([name for name in names if (name in typed if data_names is None else name not in data_names)])
+    trained = typed_variables(sym) if data_names is None else set(names).difference(data_names)
+    weights = NDArrayWeights({name: mx.nd.zeros(1, mx.cpu()) for name in names if name in trained}, are_known=False)
     devices = asked.device or [mx.context.current_context()]
     return convert(Network.of(sym, {}, [], asked, devices[:1], {}), weights=weights).symbol
 

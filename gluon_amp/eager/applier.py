@@ -17,10 +17,10 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.arrays import flag_of, map_arrays
+from .._mxnet.arrays import FLOATS, cast_arrays, flag_of
 from .._mxnet.invoke import Invocation, Invoke, Runs, handle_of, run_operator
 from ..errors import PolicyError
-from ..graph.attrs import LOW_FLAGS, TYPE_FLAGS
+from ..graph.attrs import LOW_FLAGS
 from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..rules import KEEP, LOWER, Decision, precision
 from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
@@ -31,7 +31,6 @@ from .gradient_fixes import TWICE_DIFFERENTIABLE, are_recorded, fixing_invocatio
 from .loss_scale import scaled_invocations
 from .running_stats import noting_invocations
 
-_NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
 _MOST_DIMENSIONS = 6  # of the arrays that amp_cast takes
 _FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
 
@@ -50,11 +49,7 @@ def returns_fp32(arguments: Sequence[Any]) -> bool:
 
 def release(value: Any, policy: EagerPolicy, invoke: Invoke) -> Any:
     """Return results, nested as they are, with low-precision arrays turned to FP32."""
-    def released(array: NDArray) -> NDArray:
-        if not is_low(array, policy):
-            return array
-        return run_operator(invoke, "amp_cast", [array], {"dtype": FLOAT32}, is_np_op=isinstance(array, mx.np.ndarray))
-    return map_arrays(released, value)
+    return cast_arrays(value, FLOAT32, (policy.target,), invoke)
 
 
 def widened(invoke: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: int | None = None) -> Sequence[NDArray]:
@@ -66,7 +61,7 @@ def widened(invoke: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: int 
         return inputs
     wide = list(inputs)
     for i in users:  # amp_cast loses gradients that accumulate, and Cast does not know bfloat16
-        op = "Cast" if _NAMES[flags[i]] == FLOAT16 else "amp_cast"
+        op = "Cast" if FLOATS[flags[i]] == FLOAT16 else "amp_cast"
         wide[i] = run_operator(invoke, op, [inputs[i]], {"dtype": FLOAT32}, is_np_op=is_np_op)
     return wide
 
@@ -141,11 +136,14 @@ class _Applier(NamedTuple):
 
     def _run_by(self, rule: Decision, operator: Operator, call: Invocation, flags: list[int]) -> Any:
         """Cast the inputs as a rule says, and call the operator."""
-        wanted = _wanted_flags(rule, flags, self.policy.flag)
-        if wanted is None:
+        low = self.policy.flag
+        data = precision(rule, flags, 0, low)
+        if data is None:
             return self.invoke(*call)
+        wanted = [flag if flag not in (0, low) else 0 if position in rule.fp32_inputs else data
+                  for position, flag in enumerate(flags)]
         changed = [i for i, flag in enumerate(flags) if flag != wanted[i]]
-        lowers = self.policy.flag in wanted
+        lowers = low in wanted
         castable = (not isinstance(array, BaseSparseNDArray) and array.ndim <= _MOST_DIMENSIONS and array.size > 0
                     for array in map(call.inputs.__getitem__, changed))
         if not (changed or lowers) or not all(castable):
@@ -210,24 +208,15 @@ class _Applier(NamedTuple):
         receivers = out if isinstance(out, (list, tuple)) else [out]
         for value, receiver in zip(result if isinstance(result, list) else [result], receivers):
             flag = flag_of(receiver)
-            if flag in _NAMES and flag != flag_of(value):
-                self._cast(value, _NAMES[flag], receiver)
+            if flag in FLOATS and flag != flag_of(value):
+                self._cast(value, FLOATS[flag], receiver)
             else:
                 run_operator(self.invoke, "_copyto", [value], {}, receiver, self.is_np_op)
         return out
 
 
-def _wanted_flags(rule: Decision, flags: list[int], low: int) -> list[int] | None:
-    """Return the type flag that each input must have; None when AMP leaves the call alone."""
-    data = precision(rule, flags, 0, low)
-    if data is None:
-        return None
-    return [flag if flag not in (0, low) else 0 if position in rule.fp32_inputs else data
-            for position, flag in enumerate(flags)]
-
-
 def _explained(error: mx.MXNetError, operator: Operator, rule: Decision, inputs: Sequence[NDArray]) -> Exception:
-    types = ", ".join(_NAMES.get(flag_of(array), "other") for array in inputs)
+    types = ", ".join(FLOATS.get(flag_of(array), "other") for array in inputs)
     return type(error)(f"{error}\nThis operator ran under AMP: {operator.name} (rule {rule.rule}: {rule.note}), "
                        f"with inputs of {types}. To keep it in FP32 use amp.init(fp32_ops=['{operator.name}']), or "
                        "run it inside `with amp.autocast(enabled=False):`")

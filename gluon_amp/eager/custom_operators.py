@@ -16,8 +16,6 @@ from .._mxnet.arrays import flag_of
 from ..graph.attrs import LOW_FLAGS, parameters
 from ..state.in_force import in_force, under
 
-_KEPT = "_amp_kept_in_fp32"
-
 
 class References(UserDict):
     """MXNet's references to custom operators, by number; operators that are added are kept in FP32."""
@@ -30,10 +28,10 @@ class References(UserDict):
         if isinstance(value, CustomOpProp):
             _thread.latest = value
             value.infer_storage_type_backward = _with_known_storage(value.infer_storage_type_backward)
-        if isinstance(value, CustomOp) and not hasattr(value, _KEPT):  # a script may return one again and again
+        if isinstance(value, CustomOp) and not hasattr(value, "_amp_kept_in_fp32"):  # a script may return one twice
             for name in ("forward", "backward"):
                 setattr(value, name, _in_fp32(getattr(value, name)))
-            setattr(value, _KEPT, True)
+            value._amp_kept_in_fp32 = True
         self.data[number] = value
 
 
@@ -46,10 +44,9 @@ def inputs_with_own_gradient(attrs: Mapping[str, str]) -> int:
     if made is None:
         return 0
     inputs, outputs = len(made.list_arguments()), len(made.list_outputs())
-    gradients = range(outputs)
-    needed = made.declare_backward_dependency(list(gradients), list(range(outputs, outputs + inputs)),
+    needed = made.declare_backward_dependency(list(range(outputs)), list(range(outputs, outputs + inputs)),
                                               list(range(outputs + inputs, 2 * outputs + inputs)))
-    return 0 if set(gradients).intersection(needed) else inputs
+    return 0 if set(range(outputs)).intersection(needed) else inputs
 
 
 def number_of_states(attrs: Mapping[str, str]) -> int:

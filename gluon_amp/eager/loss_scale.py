@@ -82,10 +82,8 @@ class _LossScale:
         if not is_read:
             yield
             return
-        with self.lock:
-            scale = self._checked(set().union(*scales))
-            with self.at(scale):
-                yield
+        with self.lock, self.at(self._checked(set().union(*scales))):
+            yield
 
     def _checked(self, scales: set[float]) -> float:
         """Return the scale of a backward pass; raise StateError where an operator's own gradient cannot carry it."""

@@ -20,7 +20,7 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from .._mxnet.arrays import bring_to_plain_layout, load_library
-from .._mxnet.invoke import invoke, is_registered, original_invoke, run_operator
+from .._mxnet.invoke import invoke, original_invoke, run_operator
 
 VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_dropout", "_gluon_amp_gelu",
@@ -127,7 +127,7 @@ def _load(name: str, path: Path, operators: frozenset[str]) -> Library:
 
 def _of_another_version(path: Path, operators: frozenset[str]) -> str:
     """Say that a library lacks operators; nothing where it has all."""
-    lacking = sorted(op for op in operators if not is_registered(op))
+    lacking = sorted(operators.difference(mx.operator.get_all_registered_operators()))
     return f"{path.name} is of another version, without {lacking[0]}: build gluon_amp again" if lacking else ""
 
 
