@@ -254,12 +254,12 @@ def concerns_of(graph: Graph, is_asked: Callable[[str], bool], evaluates: bool) 
     def reaches(entry: Entry) -> bool:
         return any(is_asked(name) for name in _variables_before(entry))
 
-    found = {Concern(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
+    found = {(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
              if _is_concerned(node, row, of, evaluates)
              and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of])}
     for node in loops_and_branches(graph):
         if node.op == LOOP:
-            found.update(Concern(node.name, of) for of, entry in enumerate(node.inputs) if reaches(entry))
+            found.update((node.name, of) for of, entry in enumerate(node.inputs) if reaches(entry))
         parts = subgraphs_of(node)
         for part, reads in inputs_of_bodies(node):
             asked = {one.name for one, entry in zip(parts[part].variables(), reads) if reaches(entry)}
@@ -286,8 +286,7 @@ def _is_concerned(node: Node, row: GradientFix, of: int, evaluates: bool) -> boo
 def gradient_fixes(graph: Graph, context: Context) -> int:
     """Follow the table; return how many gradients were fixed."""
     evaluates = context.facts.evaluates
-    count, made = _fix(graph, _IN_GRAPHS, lambda node, row, of: Concern(node.name, of) in context.facts.concerned,
-                       evaluates)
+    count, made = _fix(graph, _IN_GRAPHS, lambda node, row, of: (node.name, of) in context.facts.concerned, evaluates)
     for node, served in made:
         if node.decision is None:  # that of the node that it serves where the user asked for that one's
             wished = served.decision is not None and served.decision.cause in WISHES
@@ -328,7 +327,7 @@ def _fix(graph: Graph, rows: _Rows, applies: Callable[[Node, GradientFix, int], 
 def _fix_bodies(node: Node, context: Context) -> int:
     """Fix the bodies of a loop or branch."""
     def applies(inner: Node, row: GradientFix, of: int) -> bool:
-        return row.without is None or Concern(inner.name, of) in context.facts.concerned
+        return row.without is None or (inner.name, of) in context.facts.concerned
 
     def fix(_: int, body: Graph) -> int:
         count, _made = _fix(body, _IN_GRAPHS, applies, context.facts.evaluates)

@@ -101,10 +101,6 @@ SHAPES = (
 SYSTEM = (
     (groups.GRADIENT_CHECKS, _NO_KERNEL),
     (groups.SAMPLES, Rule(FP32, safe=False, note="distributions and their parameters need FP32's resolution")),
-    (groups.QUANTIZED, Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")),
-    (groups.CONTROL_FLOW,
-     Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")),
-    (groups.USER_CODE, Rule(FP32, note="written for FP32 unless its author says otherwise")),
 )
 
 ROWS = (*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM)
