@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Sequence
 
 from ..graph import Consumers, Entry, Graph, Node, operator, redirect
-from ..machine.dtypes import BFLOAT16, FLOAT32
+from ..machine.dtypes import FLOAT32
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
 from .kernels import AXES, BATCH_NORM, IN_CPP, NATIVE, candidates, choose, gives_map, is_within, maps_of
@@ -29,12 +29,6 @@ from .precisions import plan_outputs, propagate_dtypes
 # Inputs that stay FP32 in low precision, where the rule does not say it.
 _FP32_INPUTS = {"Convolution": (1, 2), "broadcast_mul": (1,), "_npi_multiply": (1,)}
 _NHWC, _NCHW = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
-
-
-def trains_in_cpp(context: Context) -> bool:
-    """Tell whether training in FP32 or bfloat16 is about to run on a CPU with operators in C++."""
-    return (context.facts.trains and context.facts.recorded and context.target in (FLOAT32, BFLOAT16)
-            and not context.device.imitated and context.native is not None)
 
 
 def channels_last(graph: Graph, context: Context) -> int:

@@ -15,7 +15,7 @@ from ..graph import Graph, Role, cast_nodes
 from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION
 from .activations import hard_swish, native_activations
 from .alignment import align_channels, dilate_pointwise, fold_padding, fold_stride, shape_operands
-from .channels_last import channels_last, trains_in_cpp
+from .channels_last import channels_last
 from .context import Context
 from .float16 import imitate
 from .gradient_fixes import gradient_fixes
@@ -74,7 +74,9 @@ PASSES: tuple[Pass, ...] = (
     Pass(hard_swish, "values times their sigmoid, hard or not, are one operator in C++", (TRAINING, CONVERTED),
          applies=lambda context: context.native is not None and context.target != FLOAT16, after=("assign_dtypes",)),
     Pass(channels_last, "chains of convolutions that MXNet runs slowly train with the channels last, in C++",
-         (TRAINING,), applies=trains_in_cpp, after=("assign_dtypes", "hard_swish")),
+         (TRAINING,), after=("assign_dtypes", "hard_swish"),
+         applies=lambda context: (context.facts.trains and context.facts.recorded and context.native is not None
+                                  and context.target != FLOAT16 and not context.device.imitated)),
     Pass(native_operators, "operators in C++ take the place of MXNet's slow ones on the CPU", (TRAINING, CONVERTED),
          applies=lambda context: context.native is not None and context.policy.runs_native(context.device),
          after=("assign_dtypes", "channels_last")),
@@ -160,12 +162,6 @@ def list_passes() -> dict[str, str]:
     """List the graph passes that can be switched off, in the order in which they run, with what each does.
 
     Their names are what ``disable_passes`` of :func:`init` and of the conversions takes.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.list_passes()['align_channels']
-    'convolutions are padded to the channel multiple that the fast kernels need'
     """
     return {each.name: each.summary for each in PASSES if not each.required}
 

@@ -240,8 +240,10 @@ def _rows(*chosen: GradientFix) -> _Rows:
 
 
 _IN_GRAPHS = _rows(*(row for row in FIXES if row.in_graphs))
-_IN_CALLS = _rows(*(row for row in FIXES if row.in_calls and not row.behind_casts))
-_BEHIND_CASTS = _rows(*(row for row in FIXES if row.behind_casts))
+_BEHIND_CASTS_IN_GRAPHS = _rows(*(row for row in FIXES if row.in_graphs and row.behind_casts))
+# By whether AMP's casts are before them.
+IN_CALLS: Mapping[bool, _Rows] = {behind: _rows(*(row for row in FIXES if row.in_calls and row.behind_casts == behind))
+                                  for behind in (False, True)}
 CONCERNED = frozenset((*_IN_GRAPHS, *BODIES))  # the operators in graphs that may give wrong gradients
 # those of which some row is about gradients of inference
 DEPEND_ON_MODE = frozenset(op for row in FIXES if row.evaluating for op in row.ops)
@@ -300,8 +302,7 @@ def gradient_fixes(graph: Graph, context: Context) -> int:
 
 def fix_behind_casts(graph: Graph, role: Role = Role.HELPER) -> None:
     """Fix what is concerned only since its operands were cast."""
-    rows = {op: [each for each in rows if each[0].in_graphs] for op, rows in _BEHIND_CASTS.items()}
-    _fix(graph, rows, lambda *_: True, evaluates=False, role=role)
+    _fix(graph, _BEHIND_CASTS_IN_GRAPHS, lambda *_: True, evaluates=False, role=role)
 
 
 def _fix(graph: Graph, rows: _Rows, applies: Callable[[Node, GradientFix, int], bool], evaluates: bool,
@@ -336,16 +337,10 @@ def _fix_bodies(node: Node, context: Context) -> int:
     return edit_bodies(node, fix)
 
 
-def calls_to_fix(behind_casts: bool) -> frozenset[str]:
-    """Name the operators whose calls outside of graphs some row is about, before AMP's casts or behind them."""
-    return frozenset(_BEHIND_CASTS if behind_casts else _IN_CALLS)
-
-
 def is_call_concerned(op: str, operands: int, is_asked: Callable[[int], bool], evaluates: bool, behind_casts: bool
                       ) -> bool:
     """Tell whether :func:`fixed_call` may give something, without a look at attributes and operands."""
-    rows = (_BEHIND_CASTS if behind_casts else _IN_CALLS)[op]
-    return any(operands > of and _is_asked_for(row, of, is_asked, evaluates) for row, of in rows)
+    return any(operands > of and _is_asked_for(row, of, is_asked, evaluates) for row, of in IN_CALLS[behind_casts][op])
 
 
 def _is_asked_for(row: GradientFix, of: int, is_asked: Callable[[int], bool], evaluates: bool) -> bool:
@@ -359,6 +354,7 @@ def fixed_call(op: str, attrs: Mapping[str, str], operands: Sequence[Node], is_a
     # ``operands`` stand for the arrays: variables for those that a user made, other nodes for those that were computed.
     # ``is_asked`` takes the position of an operand and says whether its gradient is asked for.
     node = Node(op, op, dict(attrs), list(map(Entry, operands)))
-    graph, rows = Graph([Entry(node)]), _BEHIND_CASTS if behind_casts else _IN_CALLS
-    count, _ = _fix(graph, rows, lambda _, row, of: _is_asked_for(row, of, is_asked, evaluates), evaluates)
+    graph = Graph([Entry(node)])
+    count, _ = _fix(graph, IN_CALLS[behind_casts], lambda _, row, of: _is_asked_for(row, of, is_asked, evaluates),
+                    evaluates)
     return graph if count else None

@@ -167,8 +167,12 @@ class _Loop(Server):
                 inputs[position] = self._with_gradient(inputs[position], factor)
         if others:
             runs = self._runs()
-            for position in others:
-                inputs[position] = self._masked(inputs[position], runs)
+            for position in others:  # a gradient of zero where the loop does not run
+                # An executor that finds shapes as it runs takes operators only whose backward gives what they read.
+                entry = inputs[position]
+                row = self.put("expand_dims", [self.put("expand_dims", [entry], axis=0)], axis=0)
+                masked = self.put("SequenceMask", [row, runs], use_sequence_length=True, value=0.0)
+                inputs[position] = self.put("squeeze", [masked], _dtype(entry), entry, axis="(0, 1)")
         self.node.inputs = inputs
         if self.graph.variables() != variables:  # they keep their order
             for variable, later in zip(variables, variables[1:]):
@@ -221,13 +225,6 @@ class _Loop(Server):
             node.dtypes, node.shapes = [None] * node.num_outputs, [None] * node.num_outputs
         number = self.put("Cast", [self.put("Reshape", condition.heads, shape="(-1,)")], FLOAT32, dtype=FLOAT32)
         return self.put("BlockGrad", [self.put("_not_equal_scalar", [number], scalar=0)])
-
-    def _masked(self, entry: Entry, runs: Entry) -> Entry:
-        """Put an operator before a tensor that gives a gradient of zero where the loop does not run."""
-        # An executor that finds shapes as it runs takes operators only whose backward pass gives what they read.
-        row = self.put("expand_dims", [self.put("expand_dims", [entry], axis=0)], axis=0)
-        masked = self.put("SequenceMask", [row, runs], use_sequence_length=True, value=0.0)
-        return self.put("squeeze", [masked], _dtype(entry), entry, axis="(0, 1)")
 
     def _cast(self, entry: Entry, dtype: str) -> Entry:
         return entry if _dtype(entry) == dtype else self.put("Cast", [entry], dtype, dtype=dtype)

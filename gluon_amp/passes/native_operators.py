@@ -245,8 +245,6 @@ def _replace(graph: Graph, node: Node, by: Replacement, context: Context) -> Non
     is_free = node.decision is not None and node.decision.cause is Cause.TABLE
     if by.rule is not None and context.target == BFLOAT16 and is_free:
         node.decision = by.rule.decision
-    if node.op == "RNN":
-        native_recurrent.separate_parameters(node)
     if factors_come_first(node, [entry.shape or () for entry in node.inputs]):  # variables have to keep their order
         node.attrs = {**node.attrs, "factors_first": "True"}
         if node.decision is not None and node.decision.fp32_inputs:
