@@ -57,7 +57,7 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     Pass(drop_training, "operators that do nothing in inference are dropped (Dropout)", (INFERENCE,), is_step=True),
     Pass(fold_batch_norm, "BatchNorm is folded into the convolution or dense layer before it", (INFERENCE,),
-         is_step=True, after=("drop_training",)),
+         is_step=True, after=("drop_training",), applies=lambda context: context.weights is not None),
     Pass(fold_padding, "convolutions pad their data themselves in place of an operator before them", is_step=True),
     Pass(shape_operands, "operands that are read for their shape only are not computed", is_step=True),
     Pass(branch_gradients, "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
@@ -105,7 +105,8 @@ PASSES: tuple[Pass, ...] = (
          applies=lambda context: context.device.imitated,
          required="without it the device would have to run a type that it has no kernels for"),
     Pass(cast_params_offline, "parameters that are read in low precision only are stored in it", (INFERENCE,),
-         applies=lambda context: context.policy.lowers, is_step=True, after=("place_casts", "imitate")),
+         applies=lambda context: context.policy.lowers and context.weights is not None, is_step=True,
+         after=("place_casts", "imitate")),
     Pass(prepare_int8, "rectifiers and flattened maps come in a form that MXNet has INT8 operators for", (INFERENCE,),
          applies=lambda context: context.int8 is not None, after=("cast_params_offline",),
          required="without it MXNet fails on dense layers in INT8"),

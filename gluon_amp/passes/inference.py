@@ -62,10 +62,7 @@ _DEFAULT_EPS = 1e-3  # of MXNet's operator
 def fold_batch_norm(graph: Graph, context: Context) -> int:
     """Fold every BatchNorm that is the only consumer of a layer with trained parameters; return how many."""
     # An excluded BatchNorm is folded only into a layer that is excluded as well.
-    weights = context.weights
-    if weights is None:
-        return 0
-    consumers = Consumers(graph)
+    weights, consumers = context.weights, Consumers(graph)
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
         layers = _layers_before(norm, consumers, weights) if norm.op == "BatchNorm" else []
@@ -133,10 +130,7 @@ def _fold(graph: Graph, weights: Any, norm: Node, layers: Sequence[Node]) -> Non
 def cast_params_offline(graph: Graph, context: Context) -> int:
     """Replace inserted operators that depend on parameters only by their results; return how many were stored."""
     # A parameter that is cast, and is read nowhere else, keeps its name; every other result gets one of its own.
-    weights = context.weights
-    if weights is None:
-        return 0
-    consumers = Consumers(graph)
+    weights, consumers = context.weights, Consumers(graph)
     moved: dict[tuple[int, int], Entry] = {}
     constant = {node for node in graph.variables() if node.name in weights}  # under their names ``weights`` has values
     inserted = [node for node in graph.operators() if node.role is not Role.OWN]
