@@ -41,7 +41,6 @@ _LEAST = 16384  # values of a map, as of a clip
 _PRODUCTS = ("elemwise_mul", "broadcast_mul", "_npi_multiply")
 _FACTORS = ("_mul_scalar", "_npi_multiply_scalar")
 _QUOTIENTS = ("_div_scalar", "_npi_true_divide_scalar")
-_LIMITS = ("clip", "_npi_clip")
 
 
 # What takes the place of a product with a sigmoid, hard or not: the operator in C++, the sigmoid's, and attributes.
@@ -85,7 +84,7 @@ def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> _Swish | None:
 def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> _Swish | None:
     """Recognise a hard sigmoid of ``data``."""
     within = []
-    for ops in (_QUOTIENTS + _FACTORS, _LIMITS, ("_plus_scalar", "_npi_add_scalar")):
+    for ops in (_QUOTIENTS + _FACTORS, ("clip", "_npi_clip"), ("_plus_scalar", "_npi_add_scalar")):
         if entry.node.op not in ops or not consumers.is_read_once(entry):
             return None
         within.append(entry.node)

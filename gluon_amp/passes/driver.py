@@ -26,7 +26,6 @@ from .native_operators import native_operators
 from .precisions import assign_dtypes, input_dtypes, place_casts
 
 TRAINING, INFERENCE, CONVERTED = "training", "inference", "converted"
-BOTH = (TRAINING, INFERENCE)
 
 
 def _records(context: Context) -> bool:
@@ -41,7 +40,7 @@ class Pass:
     summary: str  # in a line, for people
     # ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion;
     # ``'converted'``, which is for a converted graph when it runs: files do not hold its result
-    where: tuple[str, ...] = BOTH
+    where: tuple[str, ...] = (TRAINING, INFERENCE)
     required: str = ""  # why it cannot be switched off; empty for one that can
     applies: Callable[[Context], bool] = lambda context: True  # whether it is for graphs of a context
     after: tuple[str, ...] = ()  # the passes whose results it needs, or would undo
