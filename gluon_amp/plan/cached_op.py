@@ -150,7 +150,7 @@ class RewritingCachedOp:
         if state is in_force.marked and not self.traced.is_marked:
             state = None
         # Gradients that operators make on their own may have to carry a loss scale.
-        has_own = state is None and self.traced.own_gradients and autograd.is_recording()
+        has_own = state is None and autograd.is_recording() and self.traced.own_gradients
         return _switched_off() if has_own else state
 
     def _planned(self, state: State, args: Sequence[NDArray]) -> Plan:
