@@ -18,7 +18,7 @@ from .._mxnet.invoke import Invocation, Invoke, Runs, handle_of, registered_oper
 from .._mxnet.symbols import dtype_name
 from ..graph import VARIABLE, Node
 from ..passes.activations import FP32_ACTIVATIONS
-from ..passes.gradient_fixes import calls_to_fix, fixed_call, is_call_concerned
+from ..passes.gradient_fixes import IN_CALLS, fixed_call, is_call_concerned
 
 NOT_TWICE = ("AMP is on, and MXNet differentiates neither casts nor operators in low precision twice. For gradients of "
              "gradients run the network and autograd.grad inside `with amp.autocast(enabled=False):`, and do not "
@@ -37,7 +37,7 @@ _Step = Tuple[int, Sequence[Tuple[int, int]], Sequence[str], Sequence[str]]
 def fixing_invocations(behind_casts: bool = True, is_on: Callable[[], bool] = lambda: True) -> Runs:
     """Return how to run imperative calls whose gradients are wrong, behind AMP's casts or before them."""
     known = set(registered_operators().values())
-    return {handle_of(op): partial(_run, op, behind_casts, is_on) for op in calls_to_fix(behind_casts) if op in known}
+    return {handle_of(op): partial(_run, op, behind_casts, is_on) for op in IN_CALLS[behind_casts] if op in known}
 
 
 def _run(op: str, behind_casts: bool, is_on: Callable[[], bool], invoke: Invoke, call: Invocation) -> Any:

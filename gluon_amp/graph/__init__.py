@@ -14,7 +14,6 @@ from .edit import (
     inline_cached_ops,
     loops_and_branches,
     operator,
-    put_in_order,
     redirect,
     subgraphs_of,
 )
@@ -22,4 +21,4 @@ from .graph import VARIABLE, WISHES, Cause, Decision, Entry, Graph, Node, Role, 
 
 __all__ = ["BODIES", "CAST", "MULTICAST", "VARIABLE", "WISHES", "Cause", "Consumers", "Decision", "Entry", "Graph",
            "Node", "Role", "cast", "cast_nodes", "edit_bodies", "has_control_flow", "identity", "inline_cached_ops",
-           "loops_and_branches", "operator", "put_in_order", "redirect", "subgraphs_of", "unique_name"]
+           "loops_and_branches", "operator", "redirect", "subgraphs_of", "unique_name"]

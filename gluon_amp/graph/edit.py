@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Mapping
 
 from .graph import Entry, Graph, Node, Role
 
@@ -75,13 +75,6 @@ def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:
     for node in graph.nodes():
         node.inputs = [target(entry) for entry in node.inputs]
     graph.heads = [target(head) for head in graph.heads]
-
-
-def put_in_order(graph: Graph, variables: Sequence[Node]) -> None:
-    """Let a graph have its inputs in an order."""
-    if graph.variables() != variables:
-        for node, later in zip(variables, variables[1:]):
-            later.after = [node]
 
 
 def inline_cached_ops(graph: Graph) -> Graph:

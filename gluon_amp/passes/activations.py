@@ -24,7 +24,7 @@ In FP32 ``relu`` is as fast as ``Activation``, and lets a NaN through, which tha
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ..graph import WISHES, Consumers, Entry, Graph, Node, operator
 from ..graph.attrs import symbol_attributes
@@ -41,48 +41,33 @@ _LEAST = 16384  # values of a map, as of a clip
 _PRODUCTS = ("elemwise_mul", "broadcast_mul", "_npi_multiply")
 _FACTORS = ("_mul_scalar", "_npi_multiply_scalar")
 _QUOTIENTS = ("_div_scalar", "_npi_true_divide_scalar")
-_LIMITS = ("clip", "_npi_clip")
 
 
-class _Swish(NamedTuple):
-    """A product of values and their sigmoid, hard or not."""
-
-    last: Node  # gives its result
-    data: Entry
-    op: str  # in C++
-    within: list[Node]  # the other operators, of the sigmoid
-    attrs: dict[str, str]
+# What takes the place of a product with a sigmoid, hard or not: the operator in C++, the sigmoid's, and attributes.
+_Swish = Tuple[str, List[Node], Dict[str, str]]
 
 
 def hard_swish(graph: Graph, context: Context) -> int:
     """Fuse the products of large maps and their sigmoid, hard or not; return how many."""
-    unknown = unknown_forward(graph)
-    found = [each for each in _products(graph, Consumers(graph)) if _is_worth_it(each, context)
-             and each.data.node not in unknown and context.runs_natively(each.op)]
-    for each in found:
-        node = each.last
-        node.inputs = [each.data]
-        node.replaced, node.op = node.op, each.op
-        node.attrs = {**symbol_attributes(node.attrs), **each.attrs}
-        if not context.converted:
-            node.decision = Rule(NEUTRAL, note="native bfloat16 kernel").decision
-    if found and context.target == BFLOAT16 and not context.converted:
-        propagate_dtypes(graph, context)
-    return len(found)
-
-
-def _products(graph: Graph, consumers: Consumers) -> Iterator[_Swish]:
+    unknown, consumers, count = unknown_forward(graph), Consumers(graph), 0
     for node in graph.operators():
-        if node.op in _PRODUCTS:
-            for data, gate in (node.inputs, node.inputs[::-1]):
-                made = _hard_sigmoid(gate, data, consumers) or _sigmoid(gate, data, consumers)
-                if made is not None:
-                    yield _Swish(node, data, *made)
-                    break
+        for data, gate in (node.inputs, node.inputs[::-1]) if node.op in _PRODUCTS else ():
+            op, within, attrs = _hard_sigmoid(gate, data, consumers) or _sigmoid(gate, data, consumers) or ("", [], {})
+            if (op and _is_worth_it(data, [node, *within], context) and data.node not in unknown
+                    and context.runs_natively(op)):
+                node.inputs, node.replaced, node.op = [data], node.op, op
+                node.attrs = {**symbol_attributes(node.attrs), **attrs}
+                if not context.converted:
+                    node.decision = Rule(NEUTRAL, note="native bfloat16 kernel").decision
+                count += 1
+                break
+    if count and context.target == BFLOAT16 and not context.converted:
+        propagate_dtypes(graph, context)
+    return count
 
 
-def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[str, list[Node], dict[str, str]] | None:
-    """Return what takes the place of a sigmoid of ``data``, maybe times a constant, its operators, and the constant."""
+def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> _Swish | None:
+    """Recognise a sigmoid of ``data``, maybe times a constant."""
     node = entry.node
     if node.op not in ("sigmoid", "_npx_sigmoid") and (
             node.op != "Activation" or node.attrs.get("act_type") != "sigmoid"):
@@ -96,10 +81,10 @@ def _sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[str, list
     return SWISH, within, {"beta": within[1].attrs["scalar"]} if len(within) > 1 else {}
 
 
-def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[str, list[Node], dict[str, str]] | None:
-    """Return what takes the place of a hard sigmoid of ``data``, its operators, and their constants."""
+def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> _Swish | None:
+    """Recognise a hard sigmoid of ``data``."""
     within = []
-    for ops in (_QUOTIENTS + _FACTORS, _LIMITS, ("_plus_scalar", "_npi_add_scalar")):
+    for ops in (_QUOTIENTS + _FACTORS, ("clip", "_npi_clip"), ("_plus_scalar", "_npi_add_scalar")):
         if entry.node.op not in ops or not consumers.is_read_once(entry):
             return None
         within.append(entry.node)
@@ -113,12 +98,11 @@ def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[str,
                                 "divisor": repr(divisor)}
 
 
-def _is_worth_it(found: _Swish, context: Context) -> bool:
+def _is_worth_it(data: Entry, nodes: Sequence[Node], context: Context) -> bool:
     """Tell whether a map is large, all of it in one type, and the user wants none of it in another."""
-    nodes = (found.last, *found.within)
-    types = {found.data.node.dtypes[found.data.output], *(node.dtypes[0] for node in nodes)}
+    types = {data.node.dtypes[data.output], *(node.dtypes[0] for node in nodes)}
     is_free = context.converted or not any(node.decided.cause in WISHES for node in nodes)
-    return is_free and types in ({FLOAT32}, {BFLOAT16}) and prod(found.data.shape or (0,)) >= _LEAST
+    return is_free and types in ({FLOAT32}, {BFLOAT16}) and prod(data.shape or (0,)) >= _LEAST
 
 
 FP32_ACTIVATIONS = {"sigmoid": "sigmoid", "_npx_sigmoid": "sigmoid", "tanh": "tanh", "_npi_tanh": "tanh"}

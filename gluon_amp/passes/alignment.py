@@ -207,7 +207,9 @@ def fold_padding(graph: Graph, context: Context) -> int:
                 and float(node.attrs.get("constant_value", 0)) == 0
                 and not any(widths[:4]) and widths[::2] == widths[1::2]  # maps alone, by as much before as behind
                 and convolutions and not consumers.is_head(Entry(node))
-                and all(_may_pad(each, node, len(widths[4::2])) for each in convolutions)):
+                and all(each.op == "Convolution" and not is_channels_last(each.attrs)
+                        and len(integers(each.attrs, "kernel")) == len(widths[4::2])
+                        and all(entry.node is not node for entry in each.inputs[1:]) for each in convolutions)):
             for each in convolutions:
                 given = integers(each.attrs, "pad") or [0] * len(widths[4::2])
                 each.attrs = {**each.attrs, "pad": str(tuple(map(sum, zip(given, widths[4::2]))))}
@@ -216,29 +218,22 @@ def fold_padding(graph: Graph, context: Context) -> int:
     return count
 
 
-def _may_pad(node: Node, pad: Node, axes: int) -> bool:
-    """Tell whether a user is a convolution, with channels first, that reads the padded maps as its data."""
-    return (node.op == "Convolution" and not is_channels_last(node.attrs)
-            and len(integers(node.attrs, "kernel")) == axes and all(entry.node is not pad for entry in node.inputs[1:]))
-
-
-_SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1, "_contrib_BilinearResize2D": 1}
+_LIKE_ANOTHER = ("slice_like", "reshape_like", "broadcast_like", "_contrib_BilinearResize2D")
 
 
 def shape_operands(graph: Graph, context: Context) -> int:
     """Replace operands that give only their shape by a cheap tensor of that shape; return how many."""
     count = 0
     for node in graph.operators():
-        position = _SHAPE_OPERANDS.get(node.op)
-        if position is None or position >= len(node.inputs):
+        if node.op not in _LIKE_ANOTHER or len(node.inputs) < 2:
             continue
-        source = operand = node.inputs[position]
+        source = operand = node.inputs[1]
         while (source.node.op in ("_mul_scalar", "_plus_scalar", "_minus_scalar")
                and source.node.inputs[0].dtype == operand.dtype):
             source = source.node.inputs[0]
         if source.dtype is not None and source is not operand:
             block = operator("BlockGrad", graph.new_name(f"{node.name}_shape"), [source], source)
             block.attrs = region_of(node.attrs)
-            node.inputs[position] = Entry(block)
+            node.inputs[1] = Entry(block)
             count += 1
     return count

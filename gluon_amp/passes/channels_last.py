@@ -17,24 +17,18 @@ behind. Which operators run so, and in which type, is chosen by cost (:mod:`~glu
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Sequence
+from typing import Sequence
 
 from ..graph import Consumers, Entry, Graph, Node, operator, redirect
-from ..machine.dtypes import BFLOAT16, FLOAT32
+from ..machine.dtypes import FLOAT32
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
-from .kernels import AXES, BATCH_NORM, IN_CPP, LIMITS, NATIVE, candidates, choose, gives_map, is_within, maps_of
+from .kernels import AXES, BATCH_NORM, IN_CPP, NATIVE, candidates, choose, gives_map, is_within, maps_of
 from .precisions import plan_outputs, propagate_dtypes
 
 # Inputs that stay FP32 in low precision, where the rule does not say it.
 _FP32_INPUTS = {"Convolution": (1, 2), "broadcast_mul": (1,), "_npi_multiply": (1,)}
 _NHWC, _NCHW = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
-
-
-def trains_in_cpp(context: Context) -> bool:
-    """Tell whether training in FP32 or bfloat16 is about to run on a CPU with operators in C++."""
-    return (context.facts.trains and context.facts.recorded and context.target in (FLOAT32, BFLOAT16)
-            and not context.device.imitated and context.native is not None)
 
 
 def channels_last(graph: Graph, context: Context) -> int:
@@ -67,8 +61,12 @@ def _to_nhwc(graph: Graph, chain: list[Node], consumers: Consumers, context: Con
     inside = {id(node) for node in chain}
     # Outputs of the graph, and maps that are read as something else than a map of the chain, as factors, leave it.
     outside = {entry.key for node in graph.nodes() for entry in _others(node, inside)}
-    _back_to_nchw(graph, [node for node in chain if gives_map(node) and (
-        Entry(node).key in outside or consumers.is_head(Entry(node)))], inside, context)
+    ends = {Entry(node).key: _transposed(graph, Entry(node), _NCHW, node.shapes[0], context) for node in chain
+            if gives_map(node) and (Entry(node).key in outside or consumers.is_head(Entry(node)))}
+    for node in graph.nodes():
+        others = _others(node, inside)
+        node.inputs = [*node.inputs[:len(node.inputs) - len(others)], *(ends.get(each.key, each) for each in others)]
+    graph.heads = [ends.get(head.key, head) for head in graph.heads]
     for node in chain:
         maps = [entry if is_within(entry, inside) else
                 _transposed(graph, entry, _NHWC, _nhwc(entry.shape), context) for entry in maps_of(node)]
@@ -79,7 +77,7 @@ def _to_nhwc(graph: Graph, chain: list[Node], consumers: Consumers, context: Con
             node.attrs = {**node.attrs, AXES[node.op]: str(_NHWC.index(1))}
         if node.op in IN_CPP:
             node.replaced, node.op = node.op, IN_CPP[node.op]
-    fuse_add(graph, chain, consumers, BATCH_NORM, _limits_of)
+    fuse_add(graph, chain, consumers, BATCH_NORM)
     return sum(node.op in NATIVE for node in chain)
 
 
@@ -93,20 +91,8 @@ def _lower(node: Node, context: Context) -> None:
     plan_outputs(node, context)
 
 
-def _back_to_nchw(graph: Graph, nodes: list[Node], inside: set[int], context: Context) -> None:
-    """Let what is not in a chain, and the graph's outputs, have maps of these nodes as they were."""
-    ends = {Entry(node).key: _transposed(graph, Entry(node), _NCHW, node.shapes[0], context) for node in nodes}
-    for node in graph.nodes():
-        others = _others(node, inside)
-        node.inputs = [*node.inputs[:len(node.inputs) - len(others)], *(ends.get(each.key, each) for each in others)]
-    graph.heads = [ends.get(head.key, head) for head in graph.heads]
-
-
-def fuse_add(graph: Graph, nodes: Sequence[Node], consumers: Consumers, op: str,
-             limits_of: Callable[[Node, Node], dict[str, str]]) -> None:
+def fuse_add(graph: Graph, nodes: Sequence[Node], consumers: Consumers, op: str) -> None:
     """Fuse a sum, and a clip or rectifier, into the operator in C++ whose only user it is."""
-    # ``limits_of`` takes the operator and its user, and returns attributes that stand for the latter's limits; none if
-    # it has no limits, or the operator cannot set them.
     moved: dict[tuple[int, int], Entry] = {}
     for node in nodes:
         for position, entry in enumerate(node.inputs[:2]):
@@ -114,7 +100,7 @@ def fuse_add(graph: Graph, nodes: Sequence[Node], consumers: Consumers, op: str,
             if source.op != op or not consumers.is_read_once(entry):
                 continue
             others = [other for at, other in enumerate(node.inputs) if at != position]
-            taken = {} if node.op == "elemwise_add" else limits_of(source, node)
+            taken = _limits_of(source, node)
             if node.op == "elemwise_add" and "adds" not in source.attrs and "a_min" not in source.attrs and (
                     position == 0 or _is_behind(source, others[0].node)):
                 taken = {"adds": "True"}
@@ -133,13 +119,14 @@ def _is_behind(node: Node, other: Node) -> bool:
     return node is other
 
 
-def _limits_of(batch_norm: Node, node: Node) -> dict[str, str]:
-    """Return the limits of a ``clip`` or rectifier, of which BatchNorm sets one."""
-    if node.op not in LIMITS or "a_min" in batch_norm.attrs:
+def _limits_of(source: Node, node: Node) -> dict[str, str]:
+    """Return the limits of a ``clip`` or rectifier, as attributes of the operator before it; none if it cannot."""
+    rectifies = node.op == "relu" or (node.op == "Activation" and node.attrs.get("act_type") == "relu")
+    if source.op != BATCH_NORM:  # a product, which rectifies sums
+        return {"rectifies": "True"} if rectifies and "adds" in source.attrs and "rectifies" not in source.attrs else {}
+    if "a_min" in source.attrs or not (rectifies or node.op == "clip"):
         return {}
-    if node.op == "clip":
-        return {name: node.attrs[name] for name in ("a_min", "a_max")}
-    return {"a_min": "0", "rectifies": "True"}
+    return {"a_min": "0", "rectifies": "True"} if rectifies else {name: node.attrs[name] for name in ("a_min", "a_max")}
 
 
 def _transposed(graph: Graph, entry: Entry, axes: tuple[int, ...], shape: tuple[int, ...] | None,

@@ -1,26 +1,16 @@
 """The facts that passes need to know beside the graph."""
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 from ..graph import Entry, Graph
 from ..machine.dtypes import FLOAT32
 from ..rules import ANY_DEVICE, Decision, Device, Policy
 
-
-class Concern(NamedTuple):
-    """The gradient of an operand."""
-
-    name: str  # of the operator's node
-    of: int  # the position of the operand
-
-
-class Shaped(NamedTuple):
-    """A decision on an operator by the shapes of a call."""
-
-    name: str  # of the operator's node
-    what: str  # in FP32, MXNet's own rather than in C++, or a product whose factors come before its data
+Concern = Tuple[str, int]  # the gradient of an operand: the operator's name, and the operand's position
+# An operator's name, and what the shapes of a call decide: in FP32, MXNet's own rather than in C++, or factors first.
+Shaped = Tuple[str, str]
 
 
 class Facts(NamedTuple):
@@ -41,9 +31,6 @@ class Facts(NamedTuple):
     shaped: frozenset[Shaped] = frozenset()  # decided by the shapes, of which a plan depends on nothing else
 
 
-_UNKNOWN = Facts()
-
-
 @dataclass(frozen=True)
 class Int8:
     """What is to run in INT8, by the names of operators."""
@@ -58,7 +45,7 @@ class Context:
 
     policy: Policy  # decides the precision of each operator, and which passes are off
     device: Device = ANY_DEVICE  # where the graph runs
-    facts: Facts = _UNKNOWN  # known of the calls that the graph is for
+    facts: Facts = field(default_factory=Facts)  # known of the calls that the graph is for
     # the data types that the graph's outputs had, and are to have; None for outputs that may have any
     outputs: tuple[str | None, ...] = ()
     # the inputs before the rewrite. Training passes them by position: their order must not change.

@@ -15,7 +15,7 @@ from ..graph import Graph, Role, cast_nodes
 from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION
 from .activations import hard_swish, native_activations
 from .alignment import align_channels, dilate_pointwise, fold_padding, fold_stride, shape_operands
-from .channels_last import channels_last, trains_in_cpp
+from .channels_last import channels_last
 from .context import Context
 from .float16 import imitate
 from .gradient_fixes import gradient_fixes
@@ -26,7 +26,6 @@ from .native_operators import native_operators
 from .precisions import assign_dtypes, input_dtypes, place_casts
 
 TRAINING, INFERENCE, CONVERTED = "training", "inference", "converted"
-BOTH = (TRAINING, INFERENCE)
 
 
 def _records(context: Context) -> bool:
@@ -41,7 +40,7 @@ class Pass:
     summary: str  # in a line, for people
     # ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion;
     # ``'converted'``, which is for a converted graph when it runs: files do not hold its result
-    where: tuple[str, ...] = BOTH
+    where: tuple[str, ...] = (TRAINING, INFERENCE)
     required: str = ""  # why it cannot be switched off; empty for one that can
     applies: Callable[[Context], bool] = lambda context: True  # whether it is for graphs of a context
     after: tuple[str, ...] = ()  # the passes whose results it needs, or would undo
@@ -57,7 +56,7 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     Pass(drop_training, "operators that do nothing in inference are dropped (Dropout)", (INFERENCE,), is_step=True),
     Pass(fold_batch_norm, "BatchNorm is folded into the convolution or dense layer before it", (INFERENCE,),
-         is_step=True, after=("drop_training",)),
+         is_step=True, after=("drop_training",), applies=lambda context: context.weights is not None),
     Pass(fold_padding, "convolutions pad their data themselves in place of an operator before them", is_step=True),
     Pass(shape_operands, "operands that are read for their shape only are not computed", is_step=True),
     Pass(branch_gradients, "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
@@ -74,7 +73,9 @@ PASSES: tuple[Pass, ...] = (
     Pass(hard_swish, "values times their sigmoid, hard or not, are one operator in C++", (TRAINING, CONVERTED),
          applies=lambda context: context.native is not None and context.target != FLOAT16, after=("assign_dtypes",)),
     Pass(channels_last, "chains of convolutions that MXNet runs slowly train with the channels last, in C++",
-         (TRAINING,), applies=trains_in_cpp, after=("assign_dtypes", "hard_swish")),
+         (TRAINING,), after=("assign_dtypes", "hard_swish"),
+         applies=lambda context: (context.facts.trains and context.facts.recorded and context.native is not None
+                                  and context.target != FLOAT16 and not context.device.imitated)),
     Pass(native_operators, "operators in C++ take the place of MXNet's slow ones on the CPU", (TRAINING, CONVERTED),
          applies=lambda context: context.native is not None and context.policy.runs_native(context.device),
          after=("assign_dtypes", "channels_last")),
@@ -103,7 +104,8 @@ PASSES: tuple[Pass, ...] = (
          applies=lambda context: context.device.imitated,
          required="without it the device would have to run a type that it has no kernels for"),
     Pass(cast_params_offline, "parameters that are read in low precision only are stored in it", (INFERENCE,),
-         applies=lambda context: context.policy.lowers, is_step=True, after=("place_casts", "imitate")),
+         applies=lambda context: context.policy.lowers and context.weights is not None, is_step=True,
+         after=("place_casts", "imitate")),
     Pass(prepare_int8, "rectifiers and flattened maps come in a form that MXNet has INT8 operators for", (INFERENCE,),
          applies=lambda context: context.int8 is not None, after=("cast_params_offline",),
          required="without it MXNet fails on dense layers in INT8"),
@@ -160,26 +162,22 @@ def list_passes() -> dict[str, str]:
     """List the graph passes that can be switched off, in the order in which they run, with what each does.
 
     Their names are what ``disable_passes`` of :func:`init` and of the conversions takes.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.list_passes()['align_channels']
-    'convolutions are padded to the channel multiple that the fast kernels need'
     """
     return {each.name: each.summary for each in PASSES if not each.required}
 
 
-def _inputs_agree(graph: Graph, context: Context) -> Iterator[str]:
-    for node in graph.operators():
-        if node.decision is None:
-            continue
-        for entry, wanted in zip(node.inputs, input_dtypes(node, context)):
-            if wanted is not None and entry.dtype != wanted:
-                yield f"{node!r} needs {wanted} from {entry.node!r}, which gives {entry.dtype}"
+def _wrong_names(graph: Graph, context: Context) -> Iterator[str]:
+    operators = graph.operators()
+    names = Counter(node.name for node in operators if node.role is not Role.OWN)
+    originals = {node.name for node in operators if node.role is Role.OWN}
+    yield from (f"the name {name!r} is used {count} times" for name, count in names.items() if count > 1)
+    yield from (f"the name {name!r} of a new node was taken" for name in names if name in originals)
+    after = tuple(node.name for node in graph.variables() if not is_scale(node))
+    if context.weights is None and after != context.variables:
+        yield f"the inputs were {list(context.variables)}, they are {list(after)}"
 
 
-def _casts_are_needed(graph: Graph, context: Context) -> Iterator[str]:
+def _wrong_types(graph: Graph, context: Context) -> Iterator[str]:
     for cast in cast_nodes(graph):
         source = cast.inputs[0]
         if cast.role is not Role.OWN and source.dtype == cast.dtypes[0]:
@@ -187,49 +185,26 @@ def _casts_are_needed(graph: Graph, context: Context) -> Iterator[str]:
         # A CachedOp that casts between the two low-precision types in place reinterprets the bits.
         if source.dtype in LOW_PRECISION and cast.dtypes[0] in LOW_PRECISION and source.dtype != cast.dtypes[0]:
             yield f"{cast!r} casts {source.dtype} to {cast.dtypes[0]} without FP32 in between"
-
-
-def _casts_are_shared(graph: Graph, context: Context) -> Iterator[str]:
-    keys = Counter((cast.inputs[0].key, cast.attrs["dtype"]) for cast in cast_nodes(graph)
-                   if cast.role is not Role.OWN)
-    yield from (f"a tensor is cast to {dtype} {count} times" for (_, dtype), count in keys.items() if count > 1)
-
-
-def _names_are_unique(graph: Graph, context: Context) -> Iterator[str]:
-    operators = graph.operators()
-    names = Counter(node.name for node in operators if node.role is not Role.OWN)
-    originals = {node.name for node in operators if node.role is Role.OWN}
-    yield from (f"the name {name!r} is used {count} times" for name, count in names.items() if count > 1)
-    yield from (f"the name {name!r} of a new node was taken" for name in names if name in originals)
-
-
-def _heads_keep_their_types(graph: Graph, context: Context) -> Iterator[str]:
     for head, dtype in zip(graph.heads, context.outputs):
         if dtype is not None and head.dtype != dtype:
             yield f"the graph's output {head.node!r} is {head.dtype}, expected {dtype}"
 
 
-def _inputs_keep_their_order(graph: Graph, context: Context) -> Iterator[str]:
-    after = tuple(node.name for node in graph.variables() if not is_scale(node))
-    if context.weights is None and after != context.variables:
-        yield f"the inputs were {list(context.variables)}, they are {list(after)}"
-
-
-# Each with the pass behind which it holds, and the one that ends it; empty where it always does, or none does.
-_RULES: tuple[tuple[Callable[[Graph, Context], Iterator[str]], str, str], ...] = (
-    (_names_are_unique, "", ""),
-    (_inputs_keep_their_order, "", ""),
-    (_inputs_agree, "place_casts", "imitate"),
-    (_casts_are_needed, "place_casts", ""),
-    (_casts_are_shared, "place_casts", "imitate"),
-    (_heads_keep_their_types, "place_casts", ""),
-)
+def _wrong_inputs(graph: Graph, context: Context) -> Iterator[str]:
+    for node in graph.operators():
+        for entry, wanted in zip(node.inputs, input_dtypes(node, context) if node.decision is not None else ()):
+            if wanted is not None and entry.dtype != wanted:
+                yield f"{node!r} needs {wanted} from {entry.node!r}, which gives {entry.dtype}"
+    keys = Counter((cast.inputs[0].key, cast.attrs["dtype"]) for cast in cast_nodes(graph)
+                   if cast.role is not Role.OWN)
+    yield from (f"a tensor is cast to {dtype} {count} times" for (_, dtype), count in keys.items() if count > 1)
 
 
 def verify(graph: Graph, context: Context, done: Sequence[str]) -> None:
     """Check a graph behind the last of the passes named; a converted graph has had all passes of conversions."""
-    holding = [find for find, since, until in _RULES
-               if (since in ("", *done) or context.converted) and until not in done]
-    faults = [fault for find in holding for fault in find(graph, context)]
+    has_casts = context.converted or "place_casts" in done
+    faults = list(_wrong_names(graph, context))
+    faults += _wrong_types(graph, context) if has_casts else ()
+    faults += _wrong_inputs(graph, context) if has_casts and "imitate" not in done else ()
     if faults:
         raise GraphError(f"the graph is not sound behind the pass {done[-1]}: {'; '.join(faults)}")

@@ -240,8 +240,10 @@ def _rows(*chosen: GradientFix) -> _Rows:
 
 
 _IN_GRAPHS = _rows(*(row for row in FIXES if row.in_graphs))
-_IN_CALLS = _rows(*(row for row in FIXES if row.in_calls and not row.behind_casts))
-_BEHIND_CASTS = _rows(*(row for row in FIXES if row.behind_casts))
+_BEHIND_CASTS_IN_GRAPHS = _rows(*(row for row in FIXES if row.in_graphs and row.behind_casts))
+# By whether AMP's casts are before them.
+IN_CALLS: Mapping[bool, _Rows] = {behind: _rows(*(row for row in FIXES if row.in_calls and row.behind_casts == behind))
+                                  for behind in (False, True)}
 CONCERNED = frozenset((*_IN_GRAPHS, *BODIES))  # the operators in graphs that may give wrong gradients
 # those of which some row is about gradients of inference
 DEPEND_ON_MODE = frozenset(op for row in FIXES if row.evaluating for op in row.ops)
@@ -254,12 +256,12 @@ def concerns_of(graph: Graph, is_asked: Callable[[str], bool], evaluates: bool) 
     def reaches(entry: Entry) -> bool:
         return any(is_asked(name) for name in _variables_before(entry))
 
-    found = {Concern(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
+    found = {(node.name, of) for node in graph.operators() for row, of in _IN_GRAPHS.get(node.op, ())
              if _is_concerned(node, row, of, evaluates)
              and (row.without is None or not reaches(node.inputs[row.without])) and reaches(node.inputs[of])}
     for node in loops_and_branches(graph):
         if node.op == LOOP:
-            found.update(Concern(node.name, of) for of, entry in enumerate(node.inputs) if reaches(entry))
+            found.update((node.name, of) for of, entry in enumerate(node.inputs) if reaches(entry))
         parts = subgraphs_of(node)
         for part, reads in inputs_of_bodies(node):
             asked = {one.name for one, entry in zip(parts[part].variables(), reads) if reaches(entry)}
@@ -286,8 +288,7 @@ def _is_concerned(node: Node, row: GradientFix, of: int, evaluates: bool) -> boo
 def gradient_fixes(graph: Graph, context: Context) -> int:
     """Follow the table; return how many gradients were fixed."""
     evaluates = context.facts.evaluates
-    count, made = _fix(graph, _IN_GRAPHS, lambda node, row, of: Concern(node.name, of) in context.facts.concerned,
-                       evaluates)
+    count, made = _fix(graph, _IN_GRAPHS, lambda node, row, of: (node.name, of) in context.facts.concerned, evaluates)
     for node, served in made:
         if node.decision is None:  # that of the node that it serves where the user asked for that one's
             wished = served.decision is not None and served.decision.cause in WISHES
@@ -301,8 +302,7 @@ def gradient_fixes(graph: Graph, context: Context) -> int:
 
 def fix_behind_casts(graph: Graph, role: Role = Role.HELPER) -> None:
     """Fix what is concerned only since its operands were cast."""
-    rows = {op: [each for each in rows if each[0].in_graphs] for op, rows in _BEHIND_CASTS.items()}
-    _fix(graph, rows, lambda *_: True, evaluates=False, role=role)
+    _fix(graph, _BEHIND_CASTS_IN_GRAPHS, lambda *_: True, evaluates=False, role=role)
 
 
 def _fix(graph: Graph, rows: _Rows, applies: Callable[[Node, GradientFix, int], bool], evaluates: bool,
@@ -328,7 +328,7 @@ def _fix(graph: Graph, rows: _Rows, applies: Callable[[Node, GradientFix, int], 
 def _fix_bodies(node: Node, context: Context) -> int:
     """Fix the bodies of a loop or branch."""
     def applies(inner: Node, row: GradientFix, of: int) -> bool:
-        return row.without is None or Concern(inner.name, of) in context.facts.concerned
+        return row.without is None or (inner.name, of) in context.facts.concerned
 
     def fix(_: int, body: Graph) -> int:
         count, _made = _fix(body, _IN_GRAPHS, applies, context.facts.evaluates)
@@ -337,16 +337,10 @@ def _fix_bodies(node: Node, context: Context) -> int:
     return edit_bodies(node, fix)
 
 
-def calls_to_fix(behind_casts: bool) -> frozenset[str]:
-    """Name the operators whose calls outside of graphs some row is about, before AMP's casts or behind them."""
-    return frozenset(_BEHIND_CASTS if behind_casts else _IN_CALLS)
-
-
 def is_call_concerned(op: str, operands: int, is_asked: Callable[[int], bool], evaluates: bool, behind_casts: bool
                       ) -> bool:
     """Tell whether :func:`fixed_call` may give something, without a look at attributes and operands."""
-    rows = (_BEHIND_CASTS if behind_casts else _IN_CALLS)[op]
-    return any(operands > of and _is_asked_for(row, of, is_asked, evaluates) for row, of in rows)
+    return any(operands > of and _is_asked_for(row, of, is_asked, evaluates) for row, of in IN_CALLS[behind_casts][op])
 
 
 def _is_asked_for(row: GradientFix, of: int, is_asked: Callable[[int], bool], evaluates: bool) -> bool:
@@ -360,6 +354,7 @@ def fixed_call(op: str, attrs: Mapping[str, str], operands: Sequence[Node], is_a
     # ``operands`` stand for the arrays: variables for those that a user made, other nodes for those that were computed.
     # ``is_asked`` takes the position of an operand and says whether its gradient is asked for.
     node = Node(op, op, dict(attrs), list(map(Entry, operands)))
-    graph, rows = Graph([Entry(node)]), _BEHIND_CASTS if behind_casts else _IN_CALLS
-    count, _ = _fix(graph, rows, lambda _, row, of: _is_asked_for(row, of, is_asked, evaluates), evaluates)
+    graph = Graph([Entry(node)])
+    count, _ = _fix(graph, IN_CALLS[behind_casts], lambda _, row, of: _is_asked_for(row, of, is_asked, evaluates),
+                    evaluates)
     return graph if count else None

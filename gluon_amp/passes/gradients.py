@@ -30,24 +30,12 @@ from math import prod
 from operator import eq, ge, gt, le, lt, ne
 from typing import Callable, Iterator, Sequence
 
-from ..graph import (
-    CAST,
-    Entry,
-    Graph,
-    Node,
-    Role,
-    edit_bodies,
-    loops_and_branches,
-    operator,
-    put_in_order,
-    redirect,
-    subgraphs_of,
-)
+from ..graph import CAST, Entry, Graph, Node, Role, edit_bodies, loops_and_branches, operator, redirect, subgraphs_of
 from ..graph.attrs import DTYPE, REGION_OFF, SHAPE, TYPE_FLAGS, integers, region_mark, region_of
 from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..rules.shapes import BLOCK
 from ..rules.tables.groups import ADDS_GRADIENT
-from .context import Concern, Context
+from .context import Context
 from .precisions import constant
 
 # The attributes that say which inputs those graphs of an operator read that have a backward pass, and where these are.
@@ -132,7 +120,7 @@ def loop_gradients(graph: Graph, context: Context) -> int:
             return 0
         # in a body any may have one
         asked = [position for position, entry in enumerate(node.inputs) if _dtype(entry) in _FLOATS
-                 and 0 not in (entry.shape or ()) and (is_inner or Concern(node.name, position) in concerned)]
+                 and 0 not in (entry.shape or ()) and (is_inner or (node.name, position) in concerned)]
         return _Loop(graph, node, asked, is_inner).complete() if asked else 0
 
     concerned = context.facts.concerned
@@ -179,10 +167,16 @@ class _Loop(Server):
                 inputs[position] = self._with_gradient(inputs[position], factor)
         if others:
             runs = self._runs()
-            for position in others:
-                inputs[position] = self._masked(inputs[position], runs)
+            for position in others:  # a gradient of zero where the loop does not run
+                # An executor that finds shapes as it runs takes operators only whose backward gives what they read.
+                entry = inputs[position]
+                row = self.put("expand_dims", [self.put("expand_dims", [entry], axis=0)], axis=0)
+                masked = self.put("SequenceMask", [row, runs], use_sequence_length=True, value=0.0)
+                inputs[position] = self.put("squeeze", [masked], _dtype(entry), entry, axis="(0, 1)")
         self.node.inputs = inputs
-        put_in_order(self.graph, variables)
+        if self.graph.variables() != variables:  # they keep their order
+            for variable, later in zip(variables, variables[1:]):
+                later.after = [variable]
         return len(states) + len(others)
 
     def _factor(self) -> Entry:
@@ -231,13 +225,6 @@ class _Loop(Server):
             node.dtypes, node.shapes = [None] * node.num_outputs, [None] * node.num_outputs
         number = self.put("Cast", [self.put("Reshape", condition.heads, shape="(-1,)")], FLOAT32, dtype=FLOAT32)
         return self.put("BlockGrad", [self.put("_not_equal_scalar", [number], scalar=0)])
-
-    def _masked(self, entry: Entry, runs: Entry) -> Entry:
-        """Put an operator before a tensor that gives a gradient of zero where the loop does not run."""
-        # An executor that finds shapes as it runs takes operators only whose backward pass gives what they read.
-        row = self.put("expand_dims", [self.put("expand_dims", [entry], axis=0)], axis=0)
-        masked = self.put("SequenceMask", [row, runs], use_sequence_length=True, value=0.0)
-        return self.put("squeeze", [masked], _dtype(entry), entry, axis="(0, 1)")
 
     def _cast(self, entry: Entry, dtype: str) -> Entry:
         return entry if _dtype(entry) == dtype else self.put("Cast", [entry], dtype, dtype=dtype)

@@ -80,14 +80,14 @@ IDENTITIES: tuple[Identity, ...] = (
 def identities(graph: Graph, context: Context) -> int:
     """Follow the table; return how many operators were put in."""
     holders = loops_and_branches(graph) if context.facts.recorded else []
-    count = _put_between(graph, _kinds(graph, context), lambda entry: f"{entry.label}_guard")
+    count = _put_between(graph, _kinds(graph, context), "guard")
     return count + sum(_put_into_body(node, has_types=True) for node in holders)
 
 
 _Tells = Mapping[Tensor, Callable[[Entry], bool]]  # whether a tensor is of a kind
 
 
-def _put_between(graph: Graph, kinds: _Tells, name_of: Callable[[Entry], str]) -> int:
+def _put_between(graph: Graph, kinds: _Tells, suffix: str) -> int:
     """Follow the table; as many consumers share an identity as MXNet adds gradients of by itself."""
     nodes, most, count = graph.operators(), _most_summed(), 0
     latest: dict[tuple[int, int], tuple[Entry, int]] = {}  # the last identity of a tensor, and its consumers
@@ -96,7 +96,7 @@ def _put_between(graph: Graph, kinds: _Tells, name_of: Callable[[Entry], str]) -
         nonlocal count
         made, consumers = latest.get(entry.key, (entry, most))
         if consumers == most:
-            made, consumers, count = identity(entry, graph.new_name(name_of(entry))), 0, count + 1
+            made, consumers, count = identity(entry, graph.new_name(f"{entry.label}_{suffix}")), 0, count + 1
             made.node.attrs[APART] = made.node.name  # beside others of this tensor, or of one that MXNet takes for it
         latest[entry.key] = made, consumers + 1
         return made
@@ -156,28 +156,27 @@ def _most_summed() -> int:
 
 def _put_into_body(node: Node, has_types: bool) -> int:
     """Put identities into the bodies of a loop or branch, and those within; of a loop within one no types are known."""
-    return edit_bodies(node, lambda _, body: (_put_at_parts(node, body) if has_types else 0) + _put_between_sums(body))
+    kinds = {**dict.fromkeys(Tensor, lambda entry: entry.node.is_variable), Tensor.GROUPED_WEIGHT: lambda entry: False}
+
+    def put(_: int, body: Graph) -> int:
+        count = (_put_at_parts(node, body) if has_types else 0) + _put_between(body, kinds, "whole")
+        return count + sum(_put_into_body(inner, has_types=False) for inner in loops_and_branches(body))
+
+    return edit_bodies(node, put)
 
 
 def _put_at_parts(node: Node, body: Graph) -> int:
     """Put an identity behind each part that a loop's body reads, and each that it gives; branches have none."""
+    def behind(entry: Entry) -> Entry:
+        return identity(entry, body.new_name(f"{entry.node.name}_whole"))
+
     places = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; a while_loop none
     variables = body.variables()
     read = [Entry(variables[place]) for place, entry in zip(places, node.inputs) if entry.dtype in _FLOATS]
-    moved = {entry.key: _behind(body, entry) for entry in read}
+    moved = {entry.key: behind(entry) for entry in read}
     written = [position for position in range(integer(node.attrs, "num_out_data", 0))
                if node.dtypes[position] in _FLOATS]
     for position in written:
-        body.heads[position] = _behind(body, body.heads[position])
+        body.heads[position] = behind(body.heads[position])
     redirect(body, moved)
     return len(moved) + len(written)
-
-
-def _put_between_sums(body: Graph) -> int:
-    kinds = {**dict.fromkeys(Tensor, lambda entry: entry.node.is_variable), Tensor.GROUPED_WEIGHT: lambda entry: False}
-    count = _put_between(body, kinds, lambda entry: f"{entry.node.name}_whole")
-    return count + sum(_put_into_body(node, has_types=False) for node in loops_and_branches(body))
-
-
-def _behind(body: Graph, entry: Entry) -> Entry:
-    return identity(entry, body.new_name(f"{entry.node.name}_whole"))

@@ -62,10 +62,7 @@ _DEFAULT_EPS = 1e-3  # of MXNet's operator
 def fold_batch_norm(graph: Graph, context: Context) -> int:
     """Fold every BatchNorm that is the only consumer of a layer with trained parameters; return how many."""
     # An excluded BatchNorm is folded only into a layer that is excluded as well.
-    weights = context.weights
-    if weights is None:
-        return 0
-    consumers = Consumers(graph)
+    weights, consumers = context.weights, Consumers(graph)
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
         layers = _layers_before(norm, consumers, weights) if norm.op == "BatchNorm" else []
@@ -133,29 +130,21 @@ def _fold(graph: Graph, weights: Any, norm: Node, layers: Sequence[Node]) -> Non
 def cast_params_offline(graph: Graph, context: Context) -> int:
     """Replace inserted operators that depend on parameters only by their results; return how many were stored."""
     # A parameter that is cast, and is read nowhere else, keeps its name; every other result gets one of its own.
-    weights = context.weights
-    if weights is None:
-        return 0
-    constant = _constants(graph, weights)
-    consumers = Consumers(graph)
+    weights, consumers = context.weights, Consumers(graph)
     moved: dict[tuple[int, int], Entry] = {}
-    for node in graph.operators():
+    constant = {node for node in graph.variables() if node.name in weights}  # under their names ``weights`` has values
+    inserted = [node for node in graph.operators() if node.role is not Role.OWN]
+    for node in inserted:
+        if constant.issuperset(entry.node for entry in node.inputs):
+            weights.compute(node.name, node.op, node.attrs, [entry.node.name for entry in node.inputs])
+            constant.add(node)
+    for node in inserted:
         if node in constant and not constant.issuperset(consumers.of(Entry(node))):
             variable = _variable(node, consumers)
             weights.rename(node.name, variable.name)
             moved[Entry(node).key] = Entry(variable)
     redirect(graph, moved)
     return len(moved) + _store_what_the_program_casts(graph, weights, context.target)
-
-
-def _constants(graph: Graph, weights: Any) -> set[Node]:
-    """Return parameters and nodes that depend on these only, which it computes: the values are under their names."""
-    constants = {node for node in graph.variables() if node.name in weights}
-    for node in graph.operators():
-        if node.role is not Role.OWN and constants.issuperset(entry.node for entry in node.inputs):
-            weights.compute(node.name, node.op, node.attrs, [entry.node.name for entry in node.inputs])
-            constants.add(node)
-    return constants
 
 
 def _store_what_the_program_casts(graph: Graph, weights: Any, target: str) -> int:
@@ -197,10 +186,12 @@ _SHIELD = "__gluon_amp_shield__"
 
 def fuse(graph: Graph, context: Context) -> int:
     """Insert identities that stop the fusion where it must not happen, or does not gain; return how many."""
-    # Each user gets one of its own, so that no fused operator has the same input twice.
+    # Each user gets one of its own, so that no fused operator has the same input twice. Of variables only sums matter:
+    # the fusion begins behind them.
     consumers = Consumers(graph)
     places = [(node, position) for node in graph.operators() for position, entry in enumerate(node.inputs)
-              if ((position == 0 and node.op in _KEPT_APART) or _is_read_elsewhere(entry, node, consumers)
+              if ((position == 0 and node.op in _KEPT_APART)
+                  or (not consumers.is_read_once(entry) and (not entry.node.is_variable or node.op == "elemwise_add"))
                   or _is_product(entry.node, context) or _stays_apart(node, context))]
     for node, position in places:
         node.inputs[position] = shield(graph, node.inputs[position])
@@ -234,13 +225,6 @@ def _is_product(node: Node, context: Context) -> bool:
     if context.device.channel_multiple == AVX2_VALUES:
         return not has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0])
     return not has_avx512_kernel(node.attrs, node.inputs[1].shape)
-
-
-def _is_read_elsewhere(entry: Entry, consumer: Node, consumers: Consumers) -> bool:
-    """Tell whether a tensor has several consumers; of variables only sums matter, the fusion begins behind them."""
-    if entry.node.is_variable and consumer.op != "elemwise_add":
-        return False
-    return not consumers.is_read_once(entry)
 
 
 FLATTEN = "Flatten"

@@ -262,19 +262,14 @@ def _before_repeat(entry: Entry, heads: int, shapes: Sequence[tuple[int, ...]]) 
 def _in_order(last: Node, inputs: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return inputs in the order in which a graph comes to them: its variables keep their order then."""
     found: dict[str, Entry] = {}
-    seen = set()
-
-    def visit(entry: Entry) -> None:
-        if entry.key in seen:
-            return
-        seen.add(entry.key)
-        names = [name for name, each in inputs.items() if each.key == entry.key]
-        found.update((name, inputs[name]) for name in names)
-        for each in () if names else entry.node.inputs:
-            visit(each)
-
-    for entry in last.inputs:
-        visit(entry)
+    seen, waiting = set(), list(last.inputs)
+    while waiting:
+        entry = waiting.pop(0)
+        if entry.key not in seen:
+            seen.add(entry.key)
+            names = [name for name, each in inputs.items() if each.key == entry.key]
+            found.update((name, inputs[name]) for name in names)
+            waiting[:0] = [] if names else entry.node.inputs
     return found
 
 

@@ -218,7 +218,7 @@ def native_operators(graph: Graph, context: Context) -> int:
         _replace(graph, node, each, context)
     if not context.policy.lowers and context.facts.trains and context.facts.recorded:
         # Products add a map that is added to them, and rectify the sum: a map less is kept for backward.
-        channels_last.fuse_add(graph, graph.operators(), Consumers(graph), _SCALE_ROWS, _rectifier_of)
+        channels_last.fuse_add(graph, graph.operators(), Consumers(graph), _SCALE_ROWS)
     if context.target == BFLOAT16:
         propagate_dtypes(graph, context)
     return len(found) + fused
@@ -245,8 +245,6 @@ def _replace(graph: Graph, node: Node, by: Replacement, context: Context) -> Non
     is_free = node.decision is not None and node.decision.cause is Cause.TABLE
     if by.rule is not None and context.target == BFLOAT16 and is_free:
         node.decision = by.rule.decision
-    if node.op == "RNN":
-        native_recurrent.separate_parameters(node)
     if factors_come_first(node, [entry.shape or () for entry in node.inputs]):  # variables have to keep their order
         node.attrs = {**node.attrs, "factors_first": "True"}
         if node.decision is not None and node.decision.fp32_inputs:
@@ -261,12 +259,6 @@ def _replace(graph: Graph, node: Node, by: Replacement, context: Context) -> Non
     else:
         node.num_outputs = 1
         node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
-
-
-def _rectifier_of(product: Node, node: Node) -> dict[str, str]:
-    """Return the attribute of a product that stands for a rectifier behind a sum."""
-    rectifies = node.op == "relu" or (node.op == "Activation" and node.attrs.get("act_type") == "relu")
-    return {"rectifies": "True"} if rectifies and "adds" in product.attrs and "rectifies" not in product.attrs else {}
 
 
 def replacement_of(node: Node) -> Replacement | None:

@@ -27,7 +27,7 @@ def fits(node: Node, consumers: Consumers) -> bool:
             and all(node.attrs.get(name, "None") == "None" for name in _UNSUPPORTED))
 
 
-def separate_parameters(node: Node) -> None:
+def _separate_parameters(node: Node) -> None:
     """Read parameters where they are joined from: joining them takes longer than a layer on few sequences."""
     joined = node.inputs[1].node
     if joined.op != "_rnn_param_concat":
@@ -47,6 +47,7 @@ def separate_parameters(node: Node) -> None:
 
 def fit(graph: Graph, node: Node, context: Context) -> None:
     """Give a layer its masks, its precision, and all outputs: states, and what backward needs."""
+    _separate_parameters(node)
     states = 2 if node.attrs["mode"] == "lstm" else 1
     state_shape = node.inputs[-1].shape
     node.num_outputs = 1 + states + context.facts.recorded

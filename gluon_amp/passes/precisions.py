@@ -17,18 +17,8 @@ from ..graph import CAST, Consumers, Entry, Graph, Node, cast, redirect
 from ..graph.attrs import REGION_ON, integer, integers, is_set, region
 from ..machine.dtypes import BFLOAT16, FLOAT32, FORMATS
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Cause, Decision, precision
-from ..rules.decision import (
-    BEHIND_LOOP,
-    EXCLUDED,
-    IN_INT8,
-    OUTSIDE,
-    READS_SPARSE,
-    SWITCHED_OFF,
-    constants_of,
-    in_fp32,
-    may_lower,
-    number,
-)
+from ..rules import decision as decisions
+from ..rules.decision import constants_of, in_fp32, may_lower, number
 from ..rules.tables import groups
 from .context import Context
 
@@ -40,11 +30,11 @@ def assign_dtypes(graph: Graph, context: Context) -> int:
     sparse = consumers_of_sparse(graph, context.facts.sparse)
     behind_loops: set[Node] = set()  # what reads a while_loop's results, also through others
     for node in nodes:
-        node.decision = READS_SPARSE if id(node) in sparse else decide(node, context)
+        node.decision = decisions.READS_SPARSE if id(node) in sparse else decide(node, context)
         if context.facts.bound and any(entry.node.op == WITHOUT_SHAPES or entry.node in behind_loops
                                        for entry in node.inputs):
             behind_loops.add(node)
-            node.decision = BEHIND_LOOP if may_lower(node.decided) else node.decision
+            node.decision = decisions.BEHIND_LOOP if may_lower(node.decided) else node.decision
         if id(node) in exact and may_lower(node.decided):
             node.decision = in_fp32(node.decided, f"gives positions, which {context.target} does not count exactly")
     joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.device.imitated else ()
@@ -81,13 +71,13 @@ def decide(node: Node, context: Context) -> Decision:
     """Return the precision of a node by its region and the user's exclusions, else by the policy."""
     setting = region(node.attrs)
     if setting is None and not context.everywhere:
-        return OUTSIDE
+        return decisions.OUTSIDE
     if setting not in (None, REGION_ON, context.target):
-        return SWITCHED_OFF
+        return decisions.SWITCHED_OFF
     if node.name in context.policy.excluded:
-        return EXCLUDED
+        return decisions.EXCLUDED
     if context.int8 is not None and node.name in context.int8.layers:
-        return IN_INT8
+        return decisions.IN_INT8
     is_squared = len(node.inputs) == 2 and node.inputs[0].key == node.inputs[1].key
     square = context.policy.square_of(node.op) if is_squared else None
     op, attrs = (square, {}) if square else (node.op, node.attrs)

@@ -149,11 +149,9 @@ class RewritingCachedOp:
         # Outside of regions, without init, only parts of graphs that were traced in a region keep its setting.
         if state is in_force.marked and not self.traced.is_marked:
             state = None
-        return _switched_off() if state is None and self._own_gradients() else state
-
-    def _own_gradients(self) -> tuple[tuple[str, int], ...]:
-        """Return the operators whose own gradients may have to carry a loss scale."""
-        return self.traced.own_gradients if autograd.is_recording() else ()
+        # Gradients that operators make on their own may have to carry a loss scale.
+        has_own = state is None and autograd.is_recording() and self.traced.own_gradients
+        return _switched_off() if has_own else state
 
     def _planned(self, state: State, args: Sequence[NDArray]) -> Plan:
         """Return the plan of a call under a setting, and note it as the latest."""
@@ -167,7 +165,7 @@ class RewritingCachedOp:
                       accumulated=self.accumulating.union(marked) if recording else frozenset(),
                       concerned=self._concerns(args, evaluates) if recording else frozenset(),
                       sparse=sparse, dense=not sparse, recorded=recording or not traced.depends_on_recording,
-                      trains=trains, evaluates=evaluates, own_gradients=self._own_gradients())
+                      trains=trains, evaluates=evaluates, own_gradients=traced.own_gradients if recording else ())
         self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions],
                                         lambda: [array.shape for array in args])
         return self.latest

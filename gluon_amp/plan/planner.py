@@ -139,7 +139,7 @@ class Traced:
                                             and policy.kept_for(node.op, node.attrs, found[0], device)),
             "MXNet's": lambda node, found: node.op in replaced and not may_replace(node, found),
             "factors first": factors_come_first}
-        return frozenset(Shaped(node.name, what) for what, holds in decided.items() for node, found in read
+        return frozenset((node.name, what) for what, holds in decided.items() for node, found in read
                          if holds(node, found))
 
     def _read_by(self, ops: frozenset[str], known: Mapping[str, Sequence[int]]) -> list[tuple[Node, Shapes]]:

@@ -259,8 +259,7 @@ def _holds(rule: Rule, attrs: Mapping[str, str], channels: int | None) -> bool:
 
 
 def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Sequence[str] | None = None,
-                fp32_ops: Sequence[str] | None = None,
-                conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
+                fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                 custom_ops: Mapping[str, str] | None = None,
                 parameters: Callable[[str], Mapping[str, str]] | None = None) -> Policy:
     """Build a policy from operator lists as MXNet's ``amp.init`` takes them."""

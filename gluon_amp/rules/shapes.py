@@ -105,12 +105,11 @@ def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
     return square and plain and wide and not is_channels_last(attrs)
 
 
-_SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values, as in gluon.utils.clip_global_norm, "
-                                   "and needs FP32's range and resolution; Tensor Cores have no use for it")
-
-
 SHAPE_RULES: tuple[ShapeRule, ...] = (
-    *(ShapeRule(op, FLOAT16, lambda attrs, shape, amx: len(shape) == 1, _SUM) for op in ("dot", "_np_dot")),
+    *(ShapeRule(op, FLOAT16, lambda attrs, shape, amx: len(shape) == 1,
+                Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values, as in "
+                                            "gluon.utils.clip_global_norm, and needs FP32's range and resolution; "
+                                            "Tensor Cores have no use for it")) for op in ("dot", "_np_dot")),
     ShapeRule("Deconvolution", FLOAT16, lambda attrs, shape, amx: len(integers(attrs, "kernel")) == 3,
               Decision(FP32, Cause.SHAPE, "only oneDNN has a kernel for three dimensions, whose backward ends the "
                                           "process where the weight is cast", safe=False),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Tuple
 
 from ...machine.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..decision import KEEP, Rule
+from ..decision import FP32, KEEP, Rule
 from . import bfloat16, float16, groups
 
 Table = Mapping[str, Tuple[Rule, ...]]
@@ -25,8 +25,8 @@ def as_table(*rows: tuple[Any, ...]) -> Table:
     return found
 
 
-# Operators that take their inputs as the program gives them, whatever the target type.
-_KEPT = (
+# Whatever the target type: most of these operators take their inputs as the program gives them.
+_COMMON = (
     (groups.CASTS, Rule(KEEP, safe=False, note="the program chooses the type")),
     ((*groups.CREATION, *groups.RANDOM), Rule(KEEP, safe=False, note="makes tensors of the type it names")),
     (groups.IMAGES, Rule(KEEP, safe=False, note="prepares data, outside the network")),
@@ -35,9 +35,13 @@ _KEPT = (
     (groups.SPARSE_STORAGE, Rule(KEEP, safe=False, note="handles storage: sparse tensors are never cast")),
     (groups.MACHINERY, Rule(KEEP, safe=False, note="inserted by MXNet where types are settled")),
     (groups.INTEGER_ARITHMETIC, Rule(KEEP, safe=False, note="for integers only")),
+    (groups.QUANTIZED, Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")),
+    (groups.CONTROL_FLOW,
+     Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")),
+    (groups.USER_CODE, Rule(FP32, note="written for FP32 unless its author says otherwise")),
 )
 _TABLES: Mapping[str, Table] = {
-    BFLOAT16: as_table(*bfloat16.ROWS, *_KEPT), FLOAT16: as_table(*float16.ROWS, *_KEPT), FLOAT32: {}}
+    BFLOAT16: as_table(*bfloat16.ROWS, *_COMMON), FLOAT16: as_table(*float16.ROWS, *_COMMON), FLOAT32: {}}
 # What trains in FP32 where neither oneDNN nor an operator in C++ takes the place of MXNet's own bfloat16 kernel.
 # Converted graphs keep the table's rules: oneDNN fuses a clip with the convolution before it if both run in bfloat16.
 SLOW_IN_TRAINING = as_table(*bfloat16.SLOW_IN_TRAINING)

@@ -23,7 +23,29 @@ _POSITIONS = Rule(FP32, safe=False, note="positions and counts are exact up to 2
 _CHANNELS_LAST = Rule(FP32, when=("layout", CHANNELS_LAST), safe=False, cause=Cause.LAYOUT,
                       note="oneDNN is not used for this layout, and MXNet has no other bfloat16 kernel")
 
-LAYERS = (
+SHAPES = (
+    ((*groups.IDENTITIES, *groups.FLATTENING, *groups.MOVES, *groups.SPLITS), _MOVES),
+    (groups.JOINS, _JOINS),
+    ("slice_like", Rule(NEUTRAL, note="moves data only; of the other tensor it reads the shape")),
+    ("where", Rule(WIDEST, fp32_inputs=(0,), note=_JOINS.note)),
+    ((*groups.RESHAPES, "reshape_like", "slice"), _BLOCKED),
+    ("transpose", Rule(FP32, safe=False, note="MXNet's bfloat16 kernel corrupts memory")),
+    (("_npi_where", *groups.NUMPY_WHERE_SCALAR, "Crop", "Pad", *groups.PATCHES, "_npi_broadcast_to"), _NO_KERNEL),
+    ((*groups.SORTING, *groups.GATHERS), _UNSOUND),
+    ((*groups.REPETITIONS, "broadcast_like"), _TRUNCATES),
+    ((*groups.MOVED_AXES, *groups.DIAGONALS, *groups.FILLED_LIKE, "_npi_pad", *groups.SCATTERS, "_npi_full_like"),
+     _PLAIN),
+    ("pick", Rule(FP32, note="reads few values, most often of a loss")),
+    ("take", _WRONG),
+    (groups.COUNTS, _POSITIONS),
+    ("_rnn_param_concat", Rule(FP32, note="the recurrent layer that it feeds runs in FP32")),
+    (groups.INSERTIONS, Rule(FP32, note="rare in networks: FP32 is safe and costs little")),
+    ("_shuffle", Rule(FP32, safe=False, note="random: nothing shows that it is right in bfloat16")),
+    (groups.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
+)
+
+ROWS = (
+    # Layers.
     ("Convolution", _CHANNELS_LAST,
      Rule(LOWER, min_channels=16, note="bfloat16 convolutions run about 2x as fast as FP32 from 16 input channels on"),
      Rule(FP32, cause=Cause.CHANNELS,
@@ -59,9 +81,7 @@ LAYERS = (
      Rule(NEUTRAL, fp32_inputs=(1,),
           note="moves data only; lengths stay FP32: bfloat16 counts exactly up to 256 only")),
     ((*groups.BOXES, *groups.GRIDS), _NO_KERNEL),
-)
-
-ARITHMETIC = (
+    # Arithmetic.
     ((*groups.PLAIN_PRODUCTS, *groups.BATCHED_PRODUCTS, "_npi_einsum", *groups.LINEAR_ALGEBRA, *groups.TRANSFORMS),
      _NO_KERNEL),
     ("clip", _MOVES),
@@ -75,39 +95,11 @@ ARITHMETIC = (
      _TRUNCATES),
     (("_histogram", "_npi_bincount"), _POSITIONS),
     ((*groups.SUMS, *groups.NORMS_OF_TENSORS, "_np_cumsum", *groups.REMAINDERS), _WRONG),
-)
-
-SHAPES = (
-    ((*groups.IDENTITIES, *groups.FLATTENING, *groups.MOVES, *groups.SPLITS), _MOVES),
-    (groups.JOINS, _JOINS),
-    ("slice_like", Rule(NEUTRAL, note="moves data only; of the other tensor it reads the shape")),
-    ("where", Rule(WIDEST, fp32_inputs=(0,), note=_JOINS.note)),
-    ((*groups.RESHAPES, "reshape_like", "slice"), _BLOCKED),
-    ("transpose", Rule(FP32, safe=False, note="MXNet's bfloat16 kernel corrupts memory")),
-    (("_npi_where", *groups.NUMPY_WHERE_SCALAR, "Crop", "Pad", *groups.PATCHES, "_npi_broadcast_to"), _NO_KERNEL),
-    ((*groups.SORTING, *groups.GATHERS), _UNSOUND),
-    ((*groups.REPETITIONS, "broadcast_like"), _TRUNCATES),
-    ((*groups.MOVED_AXES, *groups.DIAGONALS, *groups.FILLED_LIKE, "_npi_pad", *groups.SCATTERS, "_npi_full_like"),
-     _PLAIN),
-    ("pick", Rule(FP32, note="reads few values, most often of a loss")),
-    ("take", _WRONG),
-    (groups.COUNTS, _POSITIONS),
-    ("_rnn_param_concat", Rule(FP32, note="the recurrent layer that it feeds runs in FP32")),
-    (groups.INSERTIONS, Rule(FP32, note="rare in networks: FP32 is safe and costs little")),
-    ("_shuffle", Rule(FP32, safe=False, note="random: nothing shows that it is right in bfloat16")),
-    (groups.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
-)
-
-SYSTEM = (
+    # Everything else.
+    *SHAPES,
     (groups.GRADIENT_CHECKS, _NO_KERNEL),
     (groups.SAMPLES, Rule(FP32, safe=False, note="distributions and their parameters need FP32's resolution")),
-    (groups.QUANTIZED, Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")),
-    (groups.CONTROL_FLOW,
-     Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")),
-    (groups.USER_CODE, Rule(FP32, note="written for FP32 unless its author says otherwise")),
 )
-
-ROWS = (*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM)
 
 SLOW_IN_TRAINING = (
     (("clip", *groups.RELU),

@@ -24,10 +24,9 @@ _LOSS = Rule(FP32, note="probabilities and losses need FP32's resolution")
 _POSITIONS = Rule(FP32, note="positions and counts are exact up to 2048 only in float16")
 _RARE = Rule(FP32, note="rare in networks: FP32 is safe and costs little")
 _NO_KERNEL = Rule(FP32, safe=False, note="MXNet has no float16 kernel for it")
-_SUBGRAPHS = Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")
-_INTEGERS = Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")
 
-LAYERS = (
+ROWS = (
+    # Layers.
     (("Convolution", "Deconvolution"), Rule(LOWER, note="cuDNN convolves float16 on Tensor Cores and adds up in FP32")),
     ("FullyConnected", Rule(LOWER, note="cublasGemmEx on float16, for Tensor Cores; it adds up in FP32")),
     (groups.ATTENTION, Rule(LOWER, note="cublasGemmStridedBatchedEx on float16, for Tensor Cores; it adds up in FP32")),
@@ -51,9 +50,7 @@ LAYERS = (
     (groups.SEQUENCES, _INDEXED),
     (groups.BOXES, Rule(FP32, note="box coordinates and scores need FP32's resolution")),
     (groups.GRIDS, Rule(FP32, note="coordinates between pixels need FP32's resolution")),
-)
-
-ARITHMETIC = (
+    # Arithmetic.
     (groups.PLAIN_PRODUCTS, Rule(LOWER, note="cublasSgemmEx on float16, for Tensor Cores; it adds up in FP32")),
     (groups.BATCHED_PRODUCTS, _ADDS_IN_FLOAT16),
     ("_npi_einsum", Rule(FP32, note="MXNet's own kernel, without Tensor Cores: nothing is gained")),
@@ -68,9 +65,7 @@ ARITHMETIC = (
     ((*groups.SUMS, *groups.NUMPY_SUMS, *groups.NORMS_OF_TENSORS, "_np_cumsum",
       *groups.OTHER_REDUCTIONS, *groups.TRANSFORMS), _REDUCES),
     (("_contrib_allclose", *groups.SPARSE_ARITHMETIC), _RARE),
-)
-
-SHAPES = (
+    # Shapes.
     ((*groups.IDENTITIES, *groups.RESHAPES, *groups.FLATTENING, "transpose", *groups.MOVED_AXES, *groups.MOVES,
       *groups.SPLITS, "slice", *groups.REPETITIONS, "_npi_broadcast_to", "Pad", "_npi_pad", *groups.DIAGONALS,
       *groups.PATCHES, *groups.FILLED_LIKE), _MOVES),
@@ -84,14 +79,7 @@ SHAPES = (
     ((*groups.SORTING, *groups.COUNTS, "_histogram", "_npi_bincount"), _POSITIONS),
     ((*groups.INSERTIONS, "_npi_full_like"), _RARE),
     (groups.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
-)
-
-SYSTEM = (
+    # Everything else.
     (groups.GRADIENT_CHECKS, Rule(KEEP, note="looks at gradients as they are")),
     (groups.SAMPLES, Rule(FP32, note="distributions and their parameters need FP32's range and resolution")),
-    (groups.QUANTIZED, _INTEGERS),
-    (groups.CONTROL_FLOW, _SUBGRAPHS),
-    (groups.USER_CODE, Rule(FP32, note="written for FP32 unless its author says otherwise")),
 )
-
-ROWS = (*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM)

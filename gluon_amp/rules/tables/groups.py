@@ -78,8 +78,7 @@ STEEP = (  # functions with poles or infinite slopes, and angles
     "_npi_arccosh", "erfinv", "degrees", "_npi_degrees", "radians", "_npi_radians", "_npi_arctan2_scalar",
     "_npi_rarctan2_scalar",
 )
-# Quotients of tensors, and of a scalar by a tensor, NumPy's way.
-NUMPY_DIVISIONS = ("_npi_true_divide", "_npi_rtrue_divide_scalar")
+NUMPY_DIVISIONS = ("_npi_true_divide", "_npi_rtrue_divide_scalar")  # of tensors, and of a scalar by one, NumPy's way
 REMAINDERS = (  # remainders
     "_mod", "broadcast_mod", "_npi_mod", "_mod_scalar", "_rmod_scalar", "_npi_mod_scalar", "_npi_rmod_scalar",
 )
@@ -99,8 +98,7 @@ ADDITIONS = (  # sums, differences and products of tensors
     "elemwise_sub", "elemwise_mul", "broadcast_add", "broadcast_sub", "broadcast_mul", "_npi_add", "_npi_subtract",
     "_npi_multiply",
 )
-# The larger or smaller of two tensors, and signs copied.
-SELECTION = ("_maximum", "_minimum", "broadcast_maximum", "broadcast_minimum", "_npi_copysign")
+SELECTION = ("_maximum", "_minimum", "broadcast_maximum", "broadcast_minimum", "_npi_copysign")  # of two tensors
 COMPARISONS = (  # comparisons and logic of two tensors
     "_equal", "_not_equal", "_greater", "_greater_equal", "_lesser", "_lesser_equal", "_logical_and", "_logical_or",
     "_logical_xor", "broadcast_equal", "broadcast_not_equal", "broadcast_greater", "broadcast_greater_equal",
@@ -119,10 +117,8 @@ OTHER_REDUCTIONS = (  # products, moments, and other statistics over an axis
     "nansum", "nanprod", "prod", "_np_prod", "moments", "_npi_std", "_npi_var", "_npi_average", "_np_trace",
     "_square_sum", "_npi_percentile", "_npi_polyval", "_npi_diff", "_npi_ediff1d",
 )
-# Fourier transforms, sketches, point-process likelihoods.
-TRANSFORMS = ("_contrib_fft", "_contrib_ifft", "_contrib_count_sketch", "_contrib_hawkesll")
-# Arithmetic on the stored values of sparse tensors.
-SPARSE_ARITHMETIC = ("_scatter_elemwise_div", "_scatter_plus_scalar", "_scatter_minus_scalar")
+TRANSFORMS = ("_contrib_fft", "_contrib_ifft", "_contrib_count_sketch", "_contrib_hawkesll")  # and likelihoods
+SPARSE_ARITHMETIC = ("_scatter_elemwise_div", "_scatter_plus_scalar", "_scatter_minus_scalar")  # on stored values
 
 # Data movement: shapes, joins, slices, indexing, ordering.
 
@@ -131,10 +127,8 @@ RESHAPES = (  # new shapes for the same elements in the same order
     "Reshape", "_np_reshape", "_npx_reshape", "expand_dims", "_np_atleast_1d", "_np_atleast_2d", "_np_atleast_3d",
 )
 FLATTENING = ("Flatten", "squeeze", "_np_squeeze")  # axes merged or dropped
-# Axes in another order, elements rotated or rolled.
-MOVED_AXES = ("_np_transpose", "_np_moveaxis", "_npi_rot90", "_np_roll")
-# Slices, and elements in another order.
-MOVES = ("slice_axis", "SwapAxis", "reverse", "_npi_flip", "depth_to_space", "space_to_depth")
+MOVED_AXES = ("_np_transpose", "_np_moveaxis", "_npi_rot90", "_np_roll")  # axes in another order, elements rolled
+MOVES = ("slice_axis", "SwapAxis", "reverse", "_npi_flip", "depth_to_space", "space_to_depth")  # slices, other orders
 SPLITS = ("SliceChannel", "_split_v2", "_npi_hsplit", "_npi_dsplit")  # one tensor to several
 REPETITIONS = ("tile", "repeat", "broadcast_to", "broadcast_axis")  # elements repeated; the gradient is a sum
 DIAGONALS = ("diag", "_np_diag", "_np_diagflat", "_np_diagonal", "_npi_tril")  # diagonals and triangles
@@ -210,8 +204,7 @@ OPTIMIZERS = (  # weight updates in place, some with FP32 masters beside low-pre
     "preloaded_multi_sgd_update", "rmsprop_update", "rmspropalex_update", "sgd_mom_update", "sgd_update",
     "signsgd_update", "signum_update", "reset_arrays",
 )
-# Checks of gradients: whether all are finite, and their norm.
-GRADIENT_CHECKS = ("all_finite", "multi_all_finite", "multi_sum_sq")
+GRADIENT_CHECKS = ("all_finite", "multi_all_finite", "multi_sum_sq")  # whether all are finite, and their norm
 IN_PLACE = (  # writes into a part of a tensor, and copies between arrays
     "_copyto", "_slice_assign", "_slice_assign_scalar", "_scatter_set_nd", "_npi_boolean_mask_assign_scalar",
     "_npi_boolean_mask_assign_tensor", "_onehot_encode", "fill_element_0index",
