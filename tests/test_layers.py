@@ -87,7 +87,7 @@ BUDGET = {
 GROUPS = ("export/", "session/", "passes/", "machine/")  # each begins a group of the list
 # Likewise, inside of a package.
 INSIDE = {
-    "parallel": ["sync_batchnorm", "batch_norm", "__init__", "reduction", "groups"],
+    "parallel": ["sync_batchnorm", "__init__", "reduction", "groups"],
     "machine": ["costs", "dtypes", "host", "start", "__init__"],
     "base": ["metrics", "files", "context", "aliases", "checks", "__init__"],
     "compat": ["stand_in", "grad_scaler", "opt_level", "__init__"],

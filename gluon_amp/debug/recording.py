@@ -289,12 +289,9 @@ def planned(net: Block) -> tuple[list[OpRecord], str]:
     operations = prepared_operations(net) if in_force.is_on() else []
     plans = [(block, operation.latest) for block, operation in operations if operation.latest is not None]
     places, names = Places(net), set(net.collect_params().keys())
-
-    def variable(entry: Entry) -> Read:
-        return Read(entry.node.name, entry.dtype, entry.shape, entry.node.name in names)
-
     made = [each for block, plan in plans for each in of_graph(
-        plan.graph, plan.traced.analysed(plan.dtypes, plan.shapes), block, places, variable).values()]
+        plan.graph, plan.traced.analysed(plan.dtypes, plan.shapes), block, places,
+        lambda entry: Read(entry.node.name, entry.dtype, entry.shape, entry.node.name in names)).values()]
     count_casts(made)
     return made, plans[0][1].facts.device if plans else ""
 
