@@ -47,9 +47,8 @@ def record(call: Callable[[], Any], net: Block, *, records: bool = True, train_m
 @contextmanager
 def _heard(made: Recording) -> Iterator[None]:
     """Let a recording run the current thread's operators and graphs in the body, and methods of arrays."""
-    # The invoke function is replaced on both sides of AMP's: what the program calls, and what runs in the end, casts
-    # included. Methods run without an operator call, or write into arrays made before: slices, copies, functions. They
-    # matter to gradients alone.
+    # Invoke is replaced on both sides of AMP's: what the program calls, and what runs in the end, casts included.
+    # Methods that make no operator call, or that write into arrays made before, matter to gradients alone.
     replaced = Replaced()
     with hooks.kept_in_place():
         try:
@@ -66,11 +65,6 @@ def _heard(made: Recording) -> Iterator[None]:
             replaced.restore()
 
 
-@functools.lru_cache(maxsize=1)
-def _names() -> Mapping[int, str]:
-    return {handle_of(name): name for name in set(registered_operators().values())}
-
-
 @dataclass
 class _Recorder:
     """Follows the current thread's calls."""
@@ -81,6 +75,8 @@ class _Recorder:
     whole: list[Any] = field(default_factory=list)  # the calls that are recorded as a whole and that are under way
     blocks: list[Block | None] = field(default_factory=lambda: [None])
     called: list[int] = field(default_factory=list)  # the operators that the program called and that are under way
+    names: Mapping[int, str] = field(default_factory=lambda: {  # by handles
+        handle_of(name): name for name in set(registered_operators().values())})
 
     def _listens(self) -> bool:
         return not self.whole and threading.get_ident() == self.thread
@@ -104,8 +100,8 @@ class _Recorder:
         def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
             result = self.original(*made._replace(inputs=arrays, output_is_list=True))
             return result if isinstance(result, (list, tuple)) else [result]
-        names, called = _names(), self.called[-1] if self.called else 0
-        op = names.get(made.handle, "?")
+        called = self.called[-1] if self.called else 0
+        op = self.names.get(made.handle, "?")
         is_own = made.handle in (called, twins().get(called))
         eager, decision = in_force.eager(made.inputs), None
         if eager is not None and is_own:
@@ -113,8 +109,8 @@ class _Recorder:
             decision = (eager.decide(operator, made) if operator is not None and made.inputs else
                         eager.rule_of(op, made.attrs(), made.inputs[0].shape if made.inputs else None))
         outputs = self.made.called(
-            op, names.get(called, "?") if is_own else f"+{op}", self.blocks[-1], made.inputs, compute, made.attrs(),
-            Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
+            op, self.names.get(called, "?") if is_own else f"+{op}", self.blocks[-1], made.inputs, compute,
+            made.attrs(), Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
             None if eager is None else eager.policy, decision, writes=made.out is not None)
         if made.out is not None:
             return made.out

@@ -309,18 +309,13 @@ def float_arrays(value: Any) -> list[NDArray]:
     return [array for array in arrays if is_float(array)]
 
 
-def arguments_of(data: Any) -> tuple:
-    """Return the arguments of a network's call."""
+def ready(net: Block, data: Any) -> tuple:
+    """Return the arguments of a network's call; give a shape to parameters that wait for their first data."""
     arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
     arrays: list[NDArray] = []
     map_arrays(arrays.append, arguments)
     if not arrays:
         raise TypeError(expected("an array, or a tuple with the arguments of the network's call", "data", data))
-    return arguments
-
-
-def make_ready(net: Block, arguments: Sequence[Any]) -> None:
-    """Give a shape to parameters that wait for their first data; refuse those that are not initialized."""
     checks.instance("net", net, Block, "a Gluon block")
     try:
         for parameter in net.collect_params().values():
@@ -331,6 +326,7 @@ def make_ready(net: Block, arguments: Sequence[Any]) -> None:
     except RuntimeError as error:
         raise StateError(f"the network's parameters are not initialized ({error}). Call net.initialize() or load "
                          "them first") from error
+    return arguments
 
 
 @contextmanager

@@ -133,11 +133,7 @@ class _HorovodGroup(Group):
 
 
 class GroupStore(KVStoreBase):
-    """Adds gradients up over a group of processes, for ``gluon.Trainer(..., kvstore=store)``; never updates weights.
-
-    Gradients are added up, not averaged: pass the joint batch size to ``trainer.step``. The prefix tells the keys of
-    several trainers apart.
-    """
+    """Adds gradients up over a group as :func:`kvstore` says; the prefix tells the keys of several trainers apart."""
 
     type, rank, num_workers = "", 0, 1  # in the place of properties of MXNet's base class
 
@@ -219,7 +215,7 @@ def size() -> int:
 def kvstore() -> GroupStore:
     """Return a store over all processes for ``gluon.Trainer(..., kvstore=store)``, the same with either engine.
 
-    It belongs to one trainer, and adds gradients up: pass the joint batch size to ``trainer.step``.
+    It belongs to one trainer, and adds gradients up, no more: pass the joint batch size to ``trainer.step``.
     """
     return GroupStore(world(), f"store{next(_stores)}")
 
