@@ -182,9 +182,7 @@ class OverflowTracer(ExitStack):
 
     def __init__(self, net: Block, trainer: gluon.Trainer, limit: int):
         super().__init__()
-        self.net = net
-        self.trainer = trainer
-        self.limit = limit
+        self.net, self.trainer, self.limit = net, trainer, limit
         self.reports: list[OverflowReport] = []  # one per skipped step, up to ``limit``
         self._calls: list[_Call] = []
         self._runs_again = False

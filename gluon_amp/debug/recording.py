@@ -141,9 +141,9 @@ class Recording:
     def _read(self, array: NDArray, entry: Entry | None = None) -> Read:
         """Return an input of an operator outside of graphs, or of a graph."""
         dtype, shape = (dtype_name(array.dtype), array.shape) if entry is None else (entry.dtype, entry.shape)
-        if id(array) in self._producers:
-            _, source, output = self._producers[id(array)]
-            return Read(source.name, dtype, shape, False, source, output)
+        found = self.source(array)
+        if found is not None:
+            return Read(found[0].name, dtype, shape, False, *found)
         name = self._names.get(id(array), "data" if entry is None else entry.node.name)
         return Read(name, dtype, shape, id(array) in self._names)
 
