@@ -65,10 +65,10 @@ BUDGET = {
     # The search of types for INT8, its ranges and its operators are 610 lines; ConversionOptions is 250, a quarter of
     # it its documentation.
     "convert": 1686,
-    # A run is recorded for graphs and for eager calls, with gradients on request (845 lines); trace_overflow tells
+    # A run is recorded for graphs and for eager calls, with gradients on request (830 lines); trace_overflow tells
     # seven kinds of faults apart (420); each of the six lines of a report's summary looks at other facts (135).
-    "debug": 2233,
-    "cli": 760,  # 310 are what `check` measures, more than half of them the rows of rates.json
+    "debug": 2221,
+    "cli": 755,  # 310 are what `check` measures, more than half of them the rows of rates.json
     # Losses that carry a scale, running statistics of skipped steps, users' operators in Python and wrong gradients
     # each need a call of their own: 540 lines beside the casts.
     "eager": 851,
@@ -76,18 +76,18 @@ BUDGET = {
     # steps, are in it.
     "training": 1031,
     # Refusals of networks in which batch normalization over processes would hang or be wrong are 90 lines.
-    "parallel": 800,
+    "parallel": 764,
     # Half of it is the documentation and the checks of initialize and GradScaler; 11 names of MXNet 2 and 30 functions
     # that take `device`, as the AMP tutorial is written, are 85 lines.
     "compat": 779,
-    "export": 465,  # a file is compared with MXNet tensor by tensor, rounded to float16 behind each operator (160)
+    "export": 458,  # a file is compared with MXNet tensor by tensor, rounded to float16 behind each operator (160)
     # Each operator in C++, each wrong gradient and each rule has its case; samples and networks in helpers are 3,000.
     "tests": 27087,
 }
 GROUPS = ("export/", "session/", "passes/", "machine/")  # each begins a group of the list
 # Likewise, inside of a package.
 INSIDE = {
-    "parallel": ["sync_batchnorm", "batch_norm", "__init__", "reduction", "groups"],
+    "parallel": ["sync_batchnorm", "__init__", "reduction", "groups"],
     "machine": ["costs", "dtypes", "host", "start", "__init__"],
     "base": ["metrics", "files", "context", "aliases", "checks", "__init__"],
     "compat": ["stand_in", "grad_scaler", "opt_level", "__init__"],

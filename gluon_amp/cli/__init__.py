@@ -32,38 +32,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as the package was imported
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    name = "gluon-amp"
     try:
         try:
-            return _run(argv)
+            arguments = parser().parse_args(argv)
+            if arguments.command is None:
+                parser().print_help()
+                return 0
+            name += f" {arguments.command}"
+            with warnings.catch_warnings():
+                if not getattr(arguments, "keeps_warnings", False):
+                    warnings.simplefilter("always", UserWarning)
+                    warnings.showwarning = lambda message, *_, **__: print(f"{name}: warning: {message}",
+                                                                           file=sys.stderr)
+                return arguments.run(arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as `head` has: what is left goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    arguments = parser().parse_args(argv)
-    if arguments.command is None:
-        parser().print_help()
-        return 0
-    try:
-        with warnings.catch_warnings():
-            if not getattr(arguments, "keeps_warnings", False):
-                warnings.simplefilter("always", UserWarning)
-                warnings.showwarning = lambda message, *_, **__: print(
-                    f"gluon-amp {arguments.command}: warning: {message}", file=sys.stderr)
-            return arguments.run(arguments)
     except KeyboardInterrupt:
-        print(f"gluon-amp {arguments.command}: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        raise
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
     except (AmpError, ImportError) as error:  # a package that only this command needs
         reason = str(error)
-    print(f"gluon-amp {arguments.command}: {reason}", file=sys.stderr)
+    print(f"{name}: {reason}", file=sys.stderr)
     return FAILURE
 
 

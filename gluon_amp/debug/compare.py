@@ -23,7 +23,7 @@ from ..state.devices import choose, device_supports, verdict, warn_if_slow
 from ..state.in_force import in_force, under
 from ..state.state import EagerPolicy, State, device_policies, policies_of
 from .recorder import record
-from .recording import Recording, arguments_of, is_float, make_ready, unchanged
+from .recording import Recording, is_float, ready, unchanged
 from .records import OpRecord
 from .report import Shown, text_table
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SEED = 0  # of the random numbers that runs have in common
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
+_rank = partial(np.nan_to_num, nan=-1.0)  # of errors
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 
@@ -69,7 +70,7 @@ class Comparison(Shown):
         """
         if by not in ORDERS:
             raise ValueError(expected(f"one of {', '.join(ORDERS)}", "by", by))
-        return sorted(self.operators, key=lambda item: -_rank(getattr(item, by)))[:count]
+        return sorted(self.operators, key=lambda item: _rank(getattr(item, by)), reverse=True)[:count]
 
     @property
     def culprit(self) -> OperatorError | None:
@@ -101,10 +102,6 @@ class Comparison(Shown):
 
 def _number(error: float) -> str:
     return "" if np.isnan(error) else f"{error:.2g}"
-
-
-def _rank(error: float) -> float:
-    return -1.0 if np.isnan(error) else error
 
 
 def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None, *, target_dtype: object = None,
@@ -140,8 +137,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     """
     if target_dtype is not None and policy is not None:
         raise PolicyError("expected target_dtype or policy, received both: a policy has its type")
-    arguments = arguments_of(data)
-    make_ready(net, arguments)
+    arguments = ready(net, data)
     state = mixed_state(target_dtype, policy)
     fp32, mixed = run_both(net, arguments, state, train_mode, loss_scale if gradients else None, loss)
     return _compared(fp32, mixed, state)

@@ -10,7 +10,7 @@ from mxnet.gluon import Block
 from ..base import checks
 from ..errors import GraphError, StateError, closest
 from ..machine.dtypes import FLOAT32, LOW_PRECISION
-from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
+from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause
 from ..state.in_force import in_force
 from .recording import planned
 from .records import OpRecord
@@ -69,7 +69,13 @@ def explain(net: Block | Report, name: str, data: Any = None) -> Explanation:
         raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
     state = in_force.current()
     policy = state.policy(device) if state is not None and state.enabled else None
-    return Explanation(tuple(_explained(each, own, policy) for each in rows))
+    in_fp32 = policy is not None and not policy.lowers
+    target = next((other.precision for other in own if other.precision in LOW_PRECISION),
+                  None if policy is None or in_fp32 else policy.target_dtype)
+    return Explanation(tuple(OperatorExplanation(
+        row, _why(row), tuple(f"{read.name}: {read.source_dtype}{f', cast to {read.dtype}' if read.is_cast else ''}"
+                              for read in row.inputs),
+        (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(_remedies(row, target))) for row in rows))
 
 
 @dataclass(frozen=True)
@@ -114,16 +120,6 @@ def _records(net: Any, data: Any) -> tuple[Sequence[OpRecord], str]:
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "
                          "while hybridized. Give data to run it with: amp.explain(net, name, data)")
     return records, device
-
-
-def _explained(row: OpRecord, rows: Sequence[OpRecord], policy: Policy | None) -> OperatorExplanation:
-    in_fp32 = policy is not None and not policy.lowers
-    target = next((other.precision for other in rows if other.precision in LOW_PRECISION),
-                  None if policy is None or in_fp32 else policy.target_dtype)
-    reads = tuple(f"{read.name}: {read.source_dtype}{f', cast to {read.dtype}' if read.is_cast else ''}"
-                  for read in row.inputs)
-    return OperatorExplanation(row, _why(row), reads,
-                               (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(_remedies(row, target)))
 
 
 def _why(row: OpRecord) -> str:

@@ -65,12 +65,13 @@ class Magnitude:
     size: int  # how many values there are
 
     @classmethod
-    def of(cls, name: str, dtype: str, values: np.ndarray) -> Magnitude:
-        """Measure an array."""
+    def of(cls, name: str, array: NDArray, values: np.ndarray) -> Magnitude:
+        """Measure an array by its values."""
         finite = np.isfinite(values)
         nan = int(np.isnan(values).sum())
         largest = float(np.abs(values[finite]).max()) if finite.any() else 0.0
-        return cls(name, dtype, largest, int(values.size - finite.sum()) - nan, nan, int(values.size))
+        inf = int(values.size - finite.sum()) - nan
+        return cls(name, str(dtype_name(array.dtype)), largest, inf, nan, int(values.size))
 
     @property
     def is_finite(self) -> bool:
@@ -181,9 +182,7 @@ class OverflowTracer(ExitStack):
 
     def __init__(self, net: Block, trainer: gluon.Trainer, limit: int):
         super().__init__()
-        self.net = net
-        self.trainer = trainer
-        self.limit = limit
+        self.net, self.trainer, self.limit = net, trainer, limit
         self.reports: list[OverflowReport] = []  # one per skipped step, up to ``limit``
         self._calls: list[_Call] = []
         self._runs_again = False
@@ -211,17 +210,14 @@ class OverflowTracer(ExitStack):
         self._calls.clear()
         if skipped and len(self.reports) < self.limit:
             report = self._report(calls)
-            known = next((item for item in self.reports if item.culprit == report.culprit), None)
+            is_known = any(item.culprit == report.culprit for item in self.reports)
             self.reports.append(report)
-            if known is None:
-                _logger.warning("AMP: %s", report)
-            else:
-                _logger.warning("AMP: step skipped at loss scale %g: the same fault again, in %s", report.loss_scale,
-                                report.operator or report.tensor or "the step as a whole")
+            _logger.warning("AMP: %s", report if not is_known else f"step skipped at loss scale {report.loss_scale:g}: "
+                            f"the same fault again, in {report.operator or report.tensor or 'the step as a whole'}")
 
     def _report(self, calls: Sequence[_Call]) -> OverflowReport:
         mx.nd.waitall()  # probes note gradients in threads of their own
-        gradients = tuple(item for item in (Magnitude.of(name, _dtype_of(array), array.asnumpy()) for name, array
+        gradients = tuple(item for item in (Magnitude.of(name, array, array.asnumpy()) for name, array
                                             in trainers.named_gradients(self.trainer)) if not item.is_finite)
         scale = trainers.attached(self.trainer).carried
         for call in calls:
@@ -234,9 +230,8 @@ class OverflowTracer(ExitStack):
         self._runs_again = True
         try:
             with unchanged(self.net), under(call.state):
-                run = record(partial(self.net, *call.arguments), self.net, train_mode=call.train_mode,
-                             keep=True)
-            seeds = [(array, cast_arrays(gradient, _dtype_of(array)))
+                run = record(partial(self.net, *call.arguments), self.net, train_mode=call.train_mode, keep=True)
+            seeds = [(array, cast_arrays(gradient, str(dtype_name(array.dtype))))
                      for array, gradient in zip(run.outputs, call.gradients) if gradient is not None]
             for array, gradient in zip(run.outputs, call.gradients):
                 source = run.source(array)
@@ -246,10 +241,6 @@ class OverflowTracer(ExitStack):
         finally:
             self._runs_again = False
         return run
-
-
-def _dtype_of(array: NDArray) -> str:
-    return dtype_name(array.dtype) or ""
 
 
 def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> OverflowTracer:
@@ -414,9 +405,10 @@ class _Locator:
     def _at(self, phase: str, rounding: OpRecord | None = None, **found: Any) -> OverflowReport:
         """Make a report; ``rounding`` is the cast of AMP's in which the value overflowed."""
         arrays = (*rounding.arguments, *rounding.outputs) if rounding is not None else ()
-        rounded_to = next((dtype for dtype in map(_dtype_of, arrays) if dtype in LOW_PRECISION), "")
+        types = (str(dtype_name(array.dtype)) for array in arrays)
+        rounded_to = next((dtype for dtype in types if dtype in LOW_PRECISION), "")
         return OverflowReport(phase, self.scale, self.gradients, rounded_to=rounded_to, **found)
 
     def _measured(self, names: Sequence[str], arrays: Sequence[NDArray | None]) -> tuple[Magnitude, ...]:
-        return tuple(Magnitude.of(name, _dtype_of(array), self.run.values(array))
+        return tuple(Magnitude.of(name, array, self.run.values(array))
                      for name, array in zip(names, arrays) if array is not None and is_float(array))

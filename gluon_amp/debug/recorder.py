@@ -18,10 +18,9 @@ from ..base.context import Replaced
 from ..eager.applier import make_invoke
 from ..graph import CAST, Role
 from ..plan.cached_op import RewritingCachedOp
-from ..rules import Decision
 from ..session import hooks
 from ..state.in_force import frame, in_force
-from ..state.state import EagerPolicy, twins
+from ..state.state import twins
 from .recording import Recording, float_arrays
 from .records import count_casts
 
@@ -48,27 +47,22 @@ def record(call: Callable[[], Any], net: Block, *, records: bool = True, train_m
 @contextmanager
 def _heard(made: Recording) -> Iterator[None]:
     """Let a recording run the current thread's operators and graphs in the body, and methods of arrays."""
-    # The invoke function is replaced on both sides of AMP's: what the program calls, and what runs in the end, casts
-    # included. Methods run without an operator call, or write into arrays made before: slices, copies, functions. They
-    # matter to gradients alone.
+    # Invoke is replaced on both sides of AMP's: what the program calls, and what runs in the end, casts included.
+    # Methods that make no operator call, or that write into arrays made before, matter to gradients alone.
     replaced = Replaced()
     with hooks.kept_in_place():
         try:
             recorder = _Recorder(made, in_force.invoke)
             replaced.put(in_force, "invoke", recorder.inner)
-            replaced.put(*hooks.INVOKE, recorder.outer(make_invoke(recorder.inner, in_force.eager, in_force.is_on)))
+            replaced.put(*hooks.INVOKE, recorder.noting(
+                recorder.called, make_invoke(recorder.inner, in_force.eager, in_force.is_on)))
             replaced.put(RewritingCachedOp, "__call__", recorder.cached_op(RewritingCachedOp.__call__))
-            replaced.put(Block, "__call__", recorder.block(Block.__call__))
+            replaced.put(Block, "__call__", recorder.noting(recorder.blocks, Block.__call__))
             for owner, name in PAST_INVOKE if made.differentiates else ():
                 replaced.put(owner, name, recorder.method(name, getattr(owner, name)))
             yield
         finally:
             replaced.restore()
-
-
-@functools.lru_cache(maxsize=1)
-def _names() -> Mapping[int, str]:
-    return {handle_of(name): name for name in set(registered_operators().values())}
 
 
 @dataclass
@@ -81,17 +75,20 @@ class _Recorder:
     whole: list[Any] = field(default_factory=list)  # the calls that are recorded as a whole and that are under way
     blocks: list[Block | None] = field(default_factory=lambda: [None])
     called: list[int] = field(default_factory=list)  # the operators that the program called and that are under way
+    names: Mapping[int, str] = field(default_factory=lambda: {  # by handles
+        handle_of(name): name for name in set(registered_operators().values())})
 
     def _listens(self) -> bool:
         return not self.whole and threading.get_ident() == self.thread
 
-    def outer(self, invoke: Invoke) -> Invoke:
-        """Make the function that the program calls in place of AMP's invoke."""
-        def call(handle: int, *args: Any) -> Any:
-            if not self._listens():
-                return invoke(handle, *args)
-            with _pushed(self.called, handle):
-                return invoke(handle, *args)
+    def noting(self, stack: list[Any], original: Callable) -> Callable:
+        """Make a function that keeps its first argument, an operator or a block, in a stack while it runs."""
+        @functools.wraps(original)
+        def call(first: Any, *args: Any) -> Any:
+            if threading.get_ident() != self.thread:
+                return original(first, *args)
+            with _pushed(stack, first):
+                return original(first, *args)
         return call
 
     def inner(self, *arguments: Any) -> Any:
@@ -103,15 +100,18 @@ class _Recorder:
         def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
             result = self.original(*made._replace(inputs=arrays, output_is_list=True))
             return result if isinstance(result, (list, tuple)) else [result]
-        names, called = _names(), self.called[-1] if self.called else 0
-        op = names.get(made.handle, "?")
+        called = self.called[-1] if self.called else 0
+        op = self.names.get(made.handle, "?")
         is_own = made.handle in (called, twins().get(called))
-        eager = in_force.eager(made.inputs)
+        eager, decision = in_force.eager(made.inputs), None
+        if eager is not None and is_own:
+            operator = eager.operators.get(made.handle)  # None for calls that AMP never touches
+            decision = (eager.decide(operator, made) if operator is not None and made.inputs else
+                        eager.rule_of(op, made.attrs(), made.inputs[0].shape if made.inputs else None))
         outputs = self.made.called(
-            op, names.get(called, "?") if is_own else f"+{op}", self.blocks[-1], made.inputs, compute, made.attrs(),
-            Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
-            None if eager is None else eager.policy,
-            None if eager is None or not is_own else _decision(eager, op, made), writes=made.out is not None)
+            op, self.names.get(called, "?") if is_own else f"+{op}", self.blocks[-1], made.inputs, compute,
+            made.attrs(), Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
+            None if eager is None else eager.policy, decision, writes=made.out is not None)
         if made.out is not None:
             return made.out
         return outputs if made.output_is_list or len(outputs) != 1 else outputs[0]
@@ -123,16 +123,6 @@ class _Recorder:
                 return original(operation, *args, **kwargs)
             with _pushed(self.whole, operation):
                 return self.made.graph_called(self.blocks[-1], operation, args)
-        return call
-
-    def block(self, original: Callable) -> Callable:
-        """Make the method that calls blocks."""
-        @functools.wraps(original)
-        def call(block: Block, *args: Any) -> Any:
-            if threading.get_ident() != self.thread:
-                return original(block, *args)
-            with _pushed(self.blocks, block):
-                return original(block, *args)
         return call
 
     def method(self, name: str, original: Callable) -> Callable:
@@ -168,11 +158,3 @@ def _pushed(stack: list[Any], value: Any) -> Iterator[None]:
         yield
     finally:
         stack.pop()
-
-
-def _decision(eager: EagerPolicy, op: str, made: Invocation) -> Decision:
-    """Return the decision of AMP on a call; for calls that AMP never touches, that of the table."""
-    operator = eager.operators.get(made.handle)
-    if operator is not None and made.inputs:
-        return eager.decide(operator, made)
-    return eager.rule_of(op, made.attrs(), made.inputs[0].shape if made.inputs else None)

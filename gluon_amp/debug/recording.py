@@ -141,9 +141,9 @@ class Recording:
     def _read(self, array: NDArray, entry: Entry | None = None) -> Read:
         """Return an input of an operator outside of graphs, or of a graph."""
         dtype, shape = (dtype_name(array.dtype), array.shape) if entry is None else (entry.dtype, entry.shape)
-        if id(array) in self._producers:
-            _, source, output = self._producers[id(array)]
-            return Read(source.name, dtype, shape, False, source, output)
+        found = self.source(array)
+        if found is not None:
+            return Read(found[0].name, dtype, shape, False, *found)
         name = self._names.get(id(array), "data" if entry is None else entry.node.name)
         return Read(name, dtype, shape, id(array) in self._names)
 
@@ -289,12 +289,9 @@ def planned(net: Block) -> tuple[list[OpRecord], str]:
     operations = prepared_operations(net) if in_force.is_on() else []
     plans = [(block, operation.latest) for block, operation in operations if operation.latest is not None]
     places, names = Places(net), set(net.collect_params().keys())
-
-    def variable(entry: Entry) -> Read:
-        return Read(entry.node.name, entry.dtype, entry.shape, entry.node.name in names)
-
     made = [each for block, plan in plans for each in of_graph(
-        plan.graph, plan.traced.analysed(plan.dtypes, plan.shapes), block, places, variable).values()]
+        plan.graph, plan.traced.analysed(plan.dtypes, plan.shapes), block, places,
+        lambda entry: Read(entry.node.name, entry.dtype, entry.shape, entry.node.name in names)).values()]
     count_casts(made)
     return made, plans[0][1].facts.device if plans else ""
 
@@ -312,18 +309,13 @@ def float_arrays(value: Any) -> list[NDArray]:
     return [array for array in arrays if is_float(array)]
 
 
-def arguments_of(data: Any) -> tuple:
-    """Return the arguments of a network's call."""
+def ready(net: Block, data: Any) -> tuple:
+    """Return the arguments of a network's call; give a shape to parameters that wait for their first data."""
     arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
     arrays: list[NDArray] = []
     map_arrays(arrays.append, arguments)
     if not arrays:
         raise TypeError(expected("an array, or a tuple with the arguments of the network's call", "data", data))
-    return arguments
-
-
-def make_ready(net: Block, arguments: Sequence[Any]) -> None:
-    """Give a shape to parameters that wait for their first data; refuse those that are not initialized."""
     checks.instance("net", net, Block, "a Gluon block")
     try:
         for parameter in net.collect_params().values():
@@ -334,6 +326,7 @@ def make_ready(net: Block, arguments: Sequence[Any]) -> None:
     except RuntimeError as error:
         raise StateError(f"the network's parameters are not initialized ({error}). Call net.initialize() or load "
                          "them first") from error
+    return arguments
 
 
 @contextmanager

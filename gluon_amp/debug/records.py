@@ -49,15 +49,11 @@ def flops(kind: str, attrs: Mapping[str, str], inputs: Sequence[Shape | None], o
     known = [shape for shape in inputs if shape is not None]
     if output is None or len(known) < len(inputs):
         return 0
-    if kind == "RNN":
-        return _recurrent(attrs, *known[0])
-    return 2 * prod(known[0] if kind == "Deconvolution" else output) * _LENGTHS[kind](attrs, known)
-
-
-def _recurrent(attrs: Mapping[str, str], length: int, batch: int, width: int) -> int:
-    hidden, count = int(attrs["state_size"]), int(attrs["num_layers"])
+    if kind != "RNN":
+        return 2 * prod(known[0] if kind == "Deconvolution" else output) * _LENGTHS[kind](attrs, known)
+    (length, batch, width), hidden = known[0], int(attrs["state_size"])
     directions = 2 if is_set(attrs, "bidirectional") else 1
-    widths = [width] + [hidden * directions] * (count - 1)
+    widths = [width] + [hidden * directions] * (int(attrs["num_layers"]) - 1)
     return 2 * length * batch * sum(_GATES[attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
 
 

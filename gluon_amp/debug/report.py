@@ -24,7 +24,7 @@ from ..machine.dtypes import FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
 from ..state.devices import cpu_rates
 from ..state.in_force import in_force
 from .recorder import record
-from .recording import Recording, arguments_of, float_arrays, make_ready, unchanged
+from .recording import Recording, float_arrays, ready, unchanged
 from .records import OpRecord
 
 if TYPE_CHECKING:
@@ -134,8 +134,7 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
     """
     for name, value in (("train", train), ("time", time), ("ranges", ranges)):
         checks.true_or_false(name, value)
-    arguments = arguments_of(data)
-    make_ready(net, arguments)
+    arguments = ready(net, data)
 
     def run(**options: Any) -> Recording:
         made = record(lambda: net(*arguments), net, records=train, train_mode=train, loss=loss,
@@ -143,6 +142,13 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
         if train and options:
             made.backward([(array, made.call("ones_like", [array], {})[0]) for array in made.losses or made.outputs])
         return made
+
+    def step() -> None:  # without its update
+        with autograd.record():
+            result = net(*arguments)
+            heads = float_arrays(result if loss is None else loss(result))
+        autograd.backward(heads)
+        mx.nd.waitall()
 
     step_milliseconds = 0.0
     with unchanged(net) if train else nullcontext():
@@ -157,7 +163,7 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
             with Stopwatch() as stopwatch:
                 _add_times(made, runs := [run(stopwatch=stopwatch) for _ in range(1 + _TIMED_RUNS)][1:])
             if runs[0].parameter_gradients:
-                step_milliseconds = interleaved([lambda: _step(net, arguments, loss)], _TIMED_RUNS, warm_up=2)[0]
+                step_milliseconds = interleaved([step], _TIMED_RUNS, warm_up=2)[0]
     device, policies = made.device or mx.cpu(), made.policies if in_force.is_on() else []
     of_net = made.records[:made.count]
     return Report(tuple(each for each in of_net if not each.inserted),
@@ -167,15 +173,6 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
                   device.device_type != "gpu" and any(policy.target_dtype == FLOAT16 for policy in policies),
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
                   in_force.device(device).reason if in_force.policy(device) is not None else "", device)
-
-
-def _step(net: Block, arguments: Sequence[Any], loss: Callable[[Any], NDArray] | None) -> None:
-    """Run a training step without its update."""
-    with autograd.record():
-        result = net(*arguments)
-        heads = float_arrays(result if loss is None else loss(result))
-    autograd.backward(heads)
-    mx.nd.waitall()
 
 
 def _add_times(made: Recording, runs: Sequence[Recording]) -> None:

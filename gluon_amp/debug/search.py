@@ -19,7 +19,7 @@ from ..session import hooks
 from ..state.in_force import under
 from ..state.state import EagerPolicy, State
 from .compare import SEED, alone, mixed_state, run_both
-from .recording import Recording, arguments_of, float_arrays, make_ready, unchanged
+from .recording import Recording, float_arrays, ready, unchanged
 from .records import OpRecord
 
 _logger = logging.getLogger("gluon_amp")
@@ -63,8 +63,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     limit = allowed(max_error, metric, budget)
     if limit is None:
         raise PolicyError("expected either max_error, or metric and budget, received neither")
-    arguments = arguments_of(data)
-    make_ready(net, arguments)
+    arguments = ready(net, data)
     state = mixed_state(target_dtype)
     contexts = [array.context for array in float_arrays(arguments)] or [mx.cpu()]
     device = state.key(next((context for context in contexts if context.device_type == "gpu"), contexts[0]))

@@ -6,6 +6,7 @@ Where a network sorts or compares, the last bit decides: both read what MXNet co
 """
 from __future__ import annotations
 
+import importlib
 from typing import Any, Container, Mapping, Sequence
 
 import mxnet as mx
@@ -18,7 +19,6 @@ from ..base.metrics import relative_error
 from ..errors import GraphError
 from ..graph import VARIABLE, Entry, Graph, Node
 from ..rules.tables.groups import CHOOSE_BY_ORDER
-from .precision import package, tensor_types
 
 # Others that decide: of ``broadcast_`` too, and of a tensor with a number.
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "less", "less_equal")
@@ -27,6 +27,23 @@ _DECIDING = CHOOSE_BY_ORDER.union(
     (form.format(name) for name in _COMPARISONS
      for form in ("_{}", "broadcast_{}", "_{}_scalar", "_npi_{}", "_npi_{}_scalar")))
 _GIVEN = "_given"
+
+
+def package(name: str) -> Any:
+    """Return a package that only exports need."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"an export to ONNX needs the packages onnx and onnxruntime ({error}).\n"
+                          "Run: python -m pip install 'gluon_amp[onnx]'") from error
+
+
+def tensor_types(model: Any, **options: Any) -> dict[str, int]:
+    """Return the type of each tensor of a model."""
+    inferred = package("onnx").shape_inference.infer_shapes(model, **options).graph
+    values = [*inferred.input, *inferred.value_info, *inferred.output]
+    return {**{each.name: each.type.tensor_type.elem_type for each in values},
+            **{each.name: each.data_type for each in model.graph.initializer}}
 
 
 class Comparison:

@@ -133,15 +133,13 @@ class _HorovodGroup(Group):
 
 
 class GroupStore(KVStoreBase):
-    """Adds gradients up over a group of processes, for ``gluon.Trainer(..., kvstore=store)``; never updates weights.
+    """Adds gradients up over a group as :func:`kvstore` says; the prefix tells the keys of several trainers apart."""
 
-    Gradients are added up, not averaged: pass the joint batch size to ``trainer.step``. The prefix tells the keys of
-    several trainers apart.
-    """
+    type, rank, num_workers = "", 0, 1  # in the place of properties of MXNet's base class
 
     def __init__(self, group: Group, prefix: str):
-        self.group = group
-        self._prefix = prefix
+        self.group, self._prefix = group, prefix
+        self.type, self.rank, self.num_workers = f"gluon_amp_{group.engine}", group.rank, group.size
 
     def broadcast(self, key: int | str, value: NDArray, out: NDArray | Sequence[NDArray], priority: int = 0) -> None:
         """Write the value that process 0 has into ``out`` everywhere."""
@@ -158,21 +156,6 @@ class GroupStore(KVStoreBase):
     def is_capable(capability: str) -> bool:
         """Tell whether the store can do what is asked; it has no optimizer."""
         return False
-
-    @property
-    def type(self) -> str:
-        """Return the name of the engine."""
-        return f"gluon_amp_{self.group.engine}"
-
-    @property
-    def rank(self) -> int:
-        """Return the number of this process."""
-        return self.group.rank
-
-    @property
-    def num_workers(self) -> int:
-        """Return the number of processes."""
-        return self.group.size
 
 
 def _listed(value: NDArray | Sequence[NDArray]) -> list[NDArray]:
@@ -193,7 +176,6 @@ def _spread(value: NDArray, out: Sequence[NDArray]) -> None:
 
 _TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 _store_groups: dict[int, _StoreGroup] = {}  # by the id of the store, which they keep alive
-_native: list[_StoreGroup] = []  # that of MXNet's own distributed store: a second one in a process hangs
 _horovod_groups: dict[Any, Group] = {}
 _stores = itertools.count()  # tells the trainers of a process apart
 
@@ -233,7 +215,7 @@ def size() -> int:
 def kvstore() -> GroupStore:
     """Return a store over all processes for ``gluon.Trainer(..., kvstore=store)``, the same with either engine.
 
-    It belongs to one trainer, and adds gradients up: pass the joint batch size to ``trainer.step``.
+    It belongs to one trainer, and adds gradients up, no more: pass the joint batch size to ``trainer.step``.
     """
     return GroupStore(world(), f"store{next(_stores)}")
 
@@ -282,8 +264,10 @@ def prepare(name: str, shape: Sequence[int]) -> None:
 def store_group(store: KVStoreBase | str) -> Group:
     """Return the group of a KVStore; MXNet's own distributed store is created once per process."""
     if isinstance(store, str):
-        if _native:
-            return _native[0]
+        # A second distributed store of MXNet's in a process hangs.
+        native = next((group for group in _store_groups.values() if isinstance(group.store, KVStore)), None)
+        if native is not None:
+            return native
         role = os.environ.get("DMLC_ROLE")
         if role != "worker":
             raise StateError(f"the KVStore {store!r} connects processes that were started together, and this one was "
@@ -293,10 +277,7 @@ def store_group(store: KVStoreBase | str) -> Group:
     if "async" in store.type:
         raise StateError(f"the KVStore {store.type!r} updates weights whenever a worker's gradients arrive: there is "
                          "no common step that all workers could skip. Use 'dist_sync'")
-    group = _store_groups.setdefault(id(store), _StoreGroup(store))
-    if isinstance(store, KVStore) and group not in _native:
-        _native.append(group)
-    return group
+    return _store_groups.setdefault(id(store), _StoreGroup(store))
 
 
 def horovod_group(process_set: Any) -> Group:
