@@ -41,10 +41,10 @@ LAYERS = {
 }
 # Lines of each room at the most, files of the package, and lines of what stands beside it: what is there now.
 BUDGET = {
-    "native": 197, "files of the package": 121, "tools": 2980,
+    "native": 197, "files of the package": 118, "tools": 2980,
     "benchmarks": 3525, "benchmarks/README.md": 295,
     "C++": 5270,  # swish, and sums and means of all values, which MXNet gives to one thread, have their own kernels
-    "top level": 175,
+    "the package": 19860, "top level": 175,
     # Versions, NumPy 1's names and CUDA's libraries are 200 lines; threads, AMX, glibc and the CUDA driver 300.
     "machine": 824,
     "base": 366,
@@ -82,7 +82,7 @@ BUDGET = {
     "compat": 779,
     "export": 458,  # a file is compared with MXNet tensor by tensor, rounded to float16 behind each operator (160)
     # Each operator in C++, each wrong gradient and each rule has its case; samples and networks in helpers are 3,000.
-    "tests": 27087,
+    "tests": 27000,
 }
 GROUPS = ("export/", "session/", "passes/", "machine/")  # each begins a group of the list
 # Likewise, inside of a package.
@@ -226,7 +226,7 @@ def sizes():
         room = path.relative_to(ROOT).parts[0] if path.parent != ROOT else "top level"
         rooms["session and state" if room in ("session", "state") else room] += lines(path)
     project = ROOT.parent
-    return {**rooms, "C++": lines(*(ROOT / "native" / "src").iterdir()),
+    return {**rooms, "the package": sum(rooms.values()), "C++": lines(*(ROOT / "native" / "src").iterdir()),
             "files of the package": len(list(ROOT.rglob("*.py"))),
             **{name: lines(*(path for path in (project / name).rglob("*.py")))
                for name in ("tests", "tools", "benchmarks")},

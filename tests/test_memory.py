@@ -173,8 +173,7 @@ def test_the_user_can_have_memory_given_back(start, environ):
 
 
 @pytest.mark.parametrize(("start", "environ", "large"), [
-    ("amp.init(target_dtype='float32')", {}, 1),
-    ("", {}, 2),
+    ("amp.init(target_dtype='float32')", {}, 1), ("", {}, 2),
     ("amp.init(target_dtype='float32')", {"NNVM_AUTO_SEARCH_MATCH_RANGE": "0"}, 2),
     ("amp.init(target_dtype='float32')", {"NNVM_EXEC_MATCH_RANGE": "16"}, 2)])
 def test_graphs_take_the_smallest_of_mxnets_plans(start, environ, large):
@@ -183,8 +182,7 @@ def test_graphs_take_the_smallest_of_mxnets_plans(start, environ, large):
 
 
 @pytest.mark.parametrize(("start", "environ", "spaces"), [
-    ("amp.init(target_dtype='float32')", {}, 2),
-    ("", {}, 4),
+    ("amp.init(target_dtype='float32')", {}, 2), ("", {}, 4),
     ("amp.init(target_dtype='float32')", {"MXNET_CPU_TEMP_COPY": "3"}, 3),
     ("amp.init(target_dtype='float32')", {"MXNET_CPU_WORKER_NTHREADS": "2"}, 4)])
 def test_operators_share_two_spaces_of_temporary_memory(start, environ, spaces):

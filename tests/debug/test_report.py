@@ -252,7 +252,6 @@ def test_the_time_of_a_step_beside_the_one_by_rates(hybridized, grad_req, parts)
     net.collect_params().setattr("grad_req", grad_req)
     found = amp.report(net, data, train=True, time=True)
     assert [part for part in ("A step takes", "by the rates of") if part in found.summary] == parts
-    assert found.predicted_milliseconds > 0 or not hybridized
 
 
 def test_times_leave_no_file_and_remove_none(monkeypatch):

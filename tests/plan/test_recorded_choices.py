@@ -1,8 +1,6 @@
 """The kernels that each row of rates.json chooses for networks, recorded: a change for one CPU must not move others.
 
-    python tests/plan/test_recorded_choices.py
-
-writes recorded_choices.json anew; its difference is what a change means on CPUs that are not at hand.
+`python tests/plan/test_recorded_choices.py` writes recorded_choices.json anew: its difference is what others get.
 """
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ import pytest
 from gluoncv import model_zoo
 from mxnet.gluon.model_zoo import vision
 
-import gluon_amp  # noqa: F401  MXNet's operators
 from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.graph import Entry
 from gluon_amp.machine import costs
@@ -32,25 +29,17 @@ RATES = Path(costs.__file__).with_name("rates.json")
 NETWORKS = {"resnet18_v1": vision, "mobilenetv2_1.0": vision, "densenet121": vision, "squeezenet1.1": vision,
             "se_resnext50_32x4d": model_zoo, "shufflenet_v2": model_zoo}
 KINDS = ("Convolution", "BatchNorm", "broadcast_mul", "elemwise_add", "FullyConnected")
-SHAPE = (8, 3, 224, 224)
 
 
-def traced(name):
-    """Return a network's symbol, and the shapes of its inputs."""
-    net = NETWORKS[name].get_model(name, pretrained=False, prefix="")
-    symbol = net(mx.sym.var("data"))
-    shapes, _, states = symbol.infer_shape(data=SHAPE)
-    by_name = {**dict(zip(symbol.list_arguments(), shapes)), **dict(zip(symbol.list_auxiliary_states(), states))}
-    return symbol, [by_name[each] for each in symbol.list_inputs()]
-
-
-def choices(name, rows):
+def choices(name):
     """Return how many operators of each kind a network's training runs in each kernel, by the row."""
-    symbol, shapes = traced(name)
-    facts = Facts(dtypes=(FLOAT32,) * len(shapes), trains=True)
-    found = {}
-    for rates in rows:
-        own = cpu_support(rates.isa)
+    symbol = NETWORKS[name].get_model(name, pretrained=False, prefix="")(mx.sym.var("data"))
+    arguments, _, states = symbol.infer_shape(data=(8, 3, 224, 224))
+    by_name = {**dict(zip(symbol.list_arguments(), arguments)), **dict(zip(symbol.list_auxiliary_states(), states))}
+    shapes = [by_name[each] for each in symbol.list_inputs()]
+    facts, found = Facts(dtypes=(FLOAT32,) * len(shapes), trains=True), {}
+    for row in json.loads(RATES.read_text())["rows"]:
+        rates, own = costs.rates_of(Cpu(*row["cpu"]), row["isa"]), cpu_support(row["isa"])
         support = own if own.amx or own.dtype == FLOAT32 else chosen_by(rates, own)
         policy = Policy(FLOAT32) if support.dtype == FLOAT32 else make_policy(support.dtype, registered_operators())
         state = State({"cpu": policy}, {"cpu": Device.of(support, rates)})
@@ -60,16 +49,10 @@ def choices(name, rows):
     return found
 
 
-@pytest.fixture(scope="module")
-def rows():
-    return [costs.rates_of(Cpu(*row["cpu"]), row["isa"]) for row in json.loads(RATES.read_text())["rows"]]
-
-
 @pytest.mark.parametrize("name", NETWORKS)
-def test_choices_are_those_recorded(name, rows):
-    assert choices(name, rows) == json.loads(RECORDED.read_text())[name]
+def test_choices_are_those_recorded(name):
+    assert choices(name) == json.loads(RECORDED.read_text())[name]
 
 
 if __name__ == "__main__":
-    made = {name: choices(name, rows.__wrapped__()) for name in NETWORKS}
-    RECORDED.write_text(json.dumps(made, indent=1) + "\n")
+    RECORDED.write_text(json.dumps({name: choices(name) for name in NETWORKS}, indent=1) + "\n")
