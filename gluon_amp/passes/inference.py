@@ -186,16 +186,20 @@ _SHIELD = "__gluon_amp_shield__"
 
 def fuse(graph: Graph, context: Context) -> int:
     """Insert identities that stop the fusion where it must not happen, or does not gain; return how many."""
-    # Each user gets one of its own, so that no fused operator has the same input twice. Of variables only sums matter:
-    # the fusion begins behind them.
+    # Each user gets one of its own, so that no fused operator has the same input twice.
     consumers = Consumers(graph)
     places = [(node, position) for node in graph.operators() for position, entry in enumerate(node.inputs)
               if ((position == 0 and node.op in _KEPT_APART)
-                  or (not consumers.is_read_once(entry) and (not entry.node.is_variable or node.op == "elemwise_add"))
+                  or _is_read_elsewhere(entry, node, consumers)
                   or _is_product(entry.node, context) or _stays_apart(node, context))]
     for node, position in places:
         node.inputs[position] = shield(graph, node.inputs[position])
     return len(places)
+
+
+def _is_read_elsewhere(entry: Entry, consumer: Node, consumers: Consumers) -> bool:
+    """Tell whether a tensor has several consumers; of variables only sums matter, the fusion begins behind them."""
+    return not consumers.is_read_once(entry) and (not entry.node.is_variable or consumer.op == "elemwise_add")
 
 
 def shield(graph: Graph, entry: Entry) -> Entry:
