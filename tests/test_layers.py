@@ -44,7 +44,7 @@ BUDGET = {
     "native": 197, "files of the package": 118, "tools": 2980,
     "benchmarks": 3525, "benchmarks/README.md": 295,
     "C++": 5270,  # swish, and sums and means of all values, which MXNet gives to one thread, have their own kernels
-    "the package": 19860, "top level": 175,
+    "the package": 19895, "top level": 175,
     # Versions, NumPy 1's names and CUDA's libraries are 200 lines; threads, AMX, glibc and the CUDA driver 300.
     "machine": 824,
     "base": 366,
@@ -52,14 +52,14 @@ BUDGET = {
     "graph": 514,  # nnvm's format is checked as it is read: MXNet itself reads beyond its arrays
     # 42 functions of one statement, which keep MXNet's private names here, are 230 lines. Optimizer states in files,
     # ONNX, INT8 and NumPy 2 are 630.
-    "_mxnet": 2355,
+    "_mxnet": 2367,
     # 13 public names with their documentation and checks are a quarter; the choice of a type (gains, oneDNN, AMX, GPUs
     # and their variables) is 230 lines; the replacements of 26 of MXNet's names, and blocks' calls, are 370.
-    "session and state": 1467,
+    "session and state": 1472,
     # 24 rewrites, drawn at the head of each file (190 lines). Attention is recognised in every form in which Gluon,
     # GluonNLP and scripts write it (400); the choice of kernels by cost is 255; the tables of passes, wrong gradients
     # and operators in C++ are 310.
-    "passes": 3331,
+    "passes": 3335,
     # Half is about symbols that are bound, for Module: shapes that change, and gradients that a conversion has spoilt.
     "plan": 942,
     # The search of types for INT8, its ranges and its operators are 610 lines; ConversionOptions is 250, a quarter of
@@ -67,14 +67,14 @@ BUDGET = {
     "convert": 1686,
     # A run is recorded for graphs and for eager calls, with gradients on request (830 lines); trace_overflow tells
     # seven kinds of faults apart (420); each of the six lines of a report's summary looks at other facts (135).
-    "debug": 2221,
-    "cli": 755,  # 310 are what `check` measures, more than half of them the rows of rates.json
+    "debug": 2229,
+    "cli": 759,  # 310 are what `check` measures, more than half of them the rows of rates.json
     # Losses that carry a scale, running statistics of skipped steps, users' operators in Python and wrong gradients
     # each need a call of their own: 540 lines beside the casts.
     "eager": 851,
     # The decision on a step is one object: sums over devices before gradients are clipped, and warnings of skipped
     # steps, are in it.
-    "training": 1031,
+    "training": 1033,
     # Refusals of networks in which batch normalization over processes would hang or be wrong are 90 lines.
     "parallel": 764,
     # Half of it is the documentation and the checks of initialize and GradScaler; 11 names of MXNet 2 and 30 functions
@@ -82,7 +82,7 @@ BUDGET = {
     "compat": 779,
     "export": 458,  # a file is compared with MXNet tensor by tensor, rounded to float16 behind each operator (160)
     # Each operator in C++, each wrong gradient and each rule has its case; samples and networks in helpers are 3,000.
-    "tests": 27000,
+    "tests": 27017,
 }
 GROUPS = ("export/", "session/", "passes/", "machine/")  # each begins a group of the list
 # Likewise, inside of a package.

@@ -37,7 +37,11 @@ def _plain(value: Any) -> Any:
 
 def _in_float64(name: str) -> property:
     """Return the sum of a metric, in float64: 0.0 and a float32 number of NumPy 2 would give float32."""
-    return property(lambda metric: vars(metric)[name], lambda metric, value: vars(metric).update(
+    def read(metric: Any) -> Any:
+        if name not in vars(metric):
+            raise AttributeError(f"{type(metric).__name__!r} object has no attribute {name!r}")
+        return vars(metric)[name]
+    return property(read, lambda metric, value: vars(metric).update(
         {name: np.float64(value) if type(value) is float else value}))
 
 

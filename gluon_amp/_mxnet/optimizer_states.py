@@ -1,7 +1,9 @@
 """Optimizers and their states as JSON and arrays, and older files by an unpickler with limits."""
 from __future__ import annotations
 
+import codecs
 import collections
+import copyreg
 import io
 import json
 import pickle
@@ -145,11 +147,17 @@ _MAKERS = {(f"numpy.{core}.{module}", name) for core in ("core", "_core") for mo
     ("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))}
 
 
+# Of protocols 0 to 2.
+_FUNCTIONS = {("_codecs", "encode"): codecs.encode,
+              ("copyreg", "_reconstructor"): copyreg._reconstructor}  # type: ignore[attr-defined]
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, content: bytes, classes: Iterable[type]):
         super().__init__(io.BytesIO(content))
         kinds = (*_ALLOWED, *classes, *np.sctypeDict.values())
-        self._classes = {(kind.__module__, kind.__qualname__): kind for kind in kinds}
+        self._classes = {**_FUNCTIONS, **{("__builtin__", kind.__qualname__): kind for kind in _ALLOWED},
+                         **{(kind.__module__, kind.__qualname__): kind for kind in kinds}}
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the class or function that a pickle names, if it is allowed."""

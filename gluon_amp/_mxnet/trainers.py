@@ -65,17 +65,17 @@ def update_locally(trainer: gluon.Trainer) -> None:
     if trainer._compression_params:
         raise StateError("the trainer compresses gradients: that turns an infinite gradient into a finite one, which "
                          "no loss scaler can see. Create it without compression_params")
-    trainer._kvstore_params["update_on_kvstore"] = False
-    if not (trainer._kvstore and trainer._update_on_kvstore):
-        return
-    if trainer._distributed:
+    begun = trainer._kvstore and trainer._update_on_kvstore
+    if begun and trainer._distributed:
         raise StateError("the trainer has begun to update on a distributed KVStore, which cannot be changed any more. "
                          "Call amp.init_trainer(trainer) before its first step")
     # What an earlier step or load_states left there stays in force.
-    states = trainer._kvstore._updater.get_states(dump_optimizer=False)
-    trainer._reset_kvstore()
-    for updater in trainer._updaters:
-        updater.set_states(states)
+    states = trainer._kvstore._updater.get_states(dump_optimizer=False) if begun else None
+    trainer._kvstore_params["update_on_kvstore"] = False
+    if begun:
+        trainer._reset_kvstore()
+        for updater in trainer._updaters:
+            updater.set_states(states)
 
 
 def check_gradients(trainer: gluon.Trainer, check: Check | None = None) -> Callable[[], bool]:

@@ -16,6 +16,7 @@ from mxnet.gluon import SymbolBlock
 from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import first_line, to_graph
 from ..convert import (
+    MODES,
     batches_of,
     check_parameters,
     conversion_of,
@@ -51,6 +52,8 @@ def declare(command: Callable[..., argparse.ArgumentParser]) -> None:
     add = parser.add_argument_group("INT8", "layers in INT8, and the rest in --dtype").add_argument
     add("--int8", action="store_true", help="let layers run in INT8; needs --calib-data")
     add("--calib-data", metavar="PATH", help="an .npz file of arrays named as the inputs, or a directory of such files")
+    add("--calib-mode", choices=MODES, help=f"how ranges are chosen (default: {MODES[0]})")
+    add("--calib-batches", type=int, metavar="N", help="how many batches of 32 to take (default: all)")
     add("--max-int8-error", type=float, metavar="E", help="the most that outputs may differ from FP32, as in 0.02; the "
                                                           "fastest such network is searched")
     parser = command("report", report, "run a network once and list its operators, the precision of each, and why")
@@ -111,7 +114,8 @@ def convert(args: argparse.Namespace) -> int:
     with _named_errors(args.symbol, args.params):
         made = convert_model(model[0], model[1], model[2], INT8 if args.int8 else args.dtype, exclude=args.exclude,
                              optimize=args.optimize, disable_passes=args.disable_pass, data_example=shapes,
-                             data_names=list(shapes) or None, calib_data=args.calib_data, max_error=args.max_int8_error,
+                             data_names=list(shapes) or None, calib_data=args.calib_data, calib_mode=args.calib_mode,
+                             calib_batches=args.calib_batches, max_error=args.max_int8_error,
                              dtypes=[INT8, args.dtype] if args.int8 and args.dtype else None)
     os.makedirs(args.output, exist_ok=True)
     files = save_model(prefix, number, *made)

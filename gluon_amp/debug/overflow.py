@@ -81,7 +81,8 @@ class Magnitude:
     def __str__(self) -> str:
         counts = {"infinite": self.inf, "NaN": self.nan}
         faults = "".join(f", {count} {word} of {self.size}" for word, count in counts.items() if count)
-        return f"{self.name} ({self.dtype}): largest {'finite ' if faults else ''}{self.largest:.3g}{faults}"
+        largest = f", largest {'finite ' if faults else ''}{self.largest:.3g}" * (self.inf + self.nan < self.size)
+        return f"{self.name} ({self.dtype}): {f'{largest}{faults}'[2:]}"
 
 
 @dataclass(frozen=True)

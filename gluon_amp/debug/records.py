@@ -241,7 +241,7 @@ class Places:
     def of(self, name: str, around: Block | None) -> tuple[str, str]:
         """Return the name of the block of an operator in a graph, or around one without a name, and the path to it."""
         named = (block for block in self._prefixed if name.startswith(block.prefix))
-        block = self._members.get(name) or next(named, None) or around
+        block = (name and (self._members.get(name) or next(named, None))) or around
         if isinstance(block, SymbolBlock) and self._paths.get(id(block)) == "":
             # From files: the operators' names begin with those that the blocks had when they were exported.
             return name.rpartition("_")[0] or block.name, ""

@@ -15,6 +15,7 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from rich.filesize import decimal
 
+from .._mxnet.arrays import is_recorded
 from .._mxnet.engine import Stopwatch, interleaved
 from ..base import checks
 from ..errors import expected
@@ -43,10 +44,15 @@ class Shown:
         return self.__rich__()._repr_mimebundle_(include, exclude)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.summary.splitlines()[0]}>"
+        return f"<{type(self).__name__}: {self.headline}>"
 
     def __str__(self) -> str:
         return self.summary
+
+    @property
+    def headline(self) -> str:
+        """The first line of the summary."""
+        return self.summary.partition("\n")[0]
 
     def print(self, *by: str, wide: bool = False, **others: Any) -> None:
         """Print the ``table`` of the same arguments as wide as the terminal; a wide one as wide as it is."""
@@ -147,7 +153,7 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
         with autograd.record():
             result = net(*arguments)
             heads = float_arrays(result if loss is None else loss(result))
-        autograd.backward(heads)
+        autograd.backward(list(filter(is_recorded, heads)))
         mx.nd.waitall()
 
     step_milliseconds = 0.0
@@ -161,7 +167,8 @@ def report(net: Block, data: Any, *, train: bool = False, time: bool = False, ra
         if time:
             host.keep_freed_memory()  # as after a step of training: without it operators take twice as long
             with Stopwatch() as stopwatch:
-                _add_times(made, runs := [run(stopwatch=stopwatch) for _ in range(1 + _TIMED_RUNS)][1:])
+                runs = [run(stopwatch=stopwatch) for _ in range(1 + _TIMED_RUNS)][1:]
+            _add_times(made, runs)
             if runs[0].parameter_gradients:
                 step_milliseconds = interleaved([step], _TIMED_RUNS, warm_up=2)[0]
     device, policies = made.device or mx.cpu(), made.policies if in_force.is_on() else []

@@ -16,7 +16,7 @@ from .._mxnet.symbols import dtype_name, first_line, from_graph, infer_shapes, t
 from ..base import checks
 from ..base.files import replacing
 from ..convert import ConversionOptions, analyse_network, conversion_of, flat, traced_network, uniquely_named
-from ..convert.assignment import Network
+from ..convert.convert import Network
 from ..errors import DTypeError, GraphError
 from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
 from ..machine.dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize

@@ -151,7 +151,7 @@ def _numbers(graph: Graph) -> dict[int, int]:
 
 def _most_summed() -> int:
     """Return how many gradients MXNet adds by an operator of its own."""
-    return max(1, min(int(os.environ.get(_LIMIT, _DEFAULT_LIMIT)), _DEFAULT_LIMIT) - 1)
+    return max(1, min(int(os.environ.get(_LIMIT) or _DEFAULT_LIMIT), _DEFAULT_LIMIT) - 1)
 
 
 def _put_into_body(node: Node, has_types: bool) -> int:

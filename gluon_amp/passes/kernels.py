@@ -1,8 +1,8 @@
 """Choose how the operators of image networks run: in which type, and by MXNet's kernels or in C++, channels last.
 
 Operators that can run with the channels last are the nodes of a graph whose edges are maps. Each costs something in
-each :class:`~gluon_amp.costs.Kernel`, and so do the casts and transpositions between two of them. Along the first maps
-of all operators, which are trees, the cheapest assignment is found exactly; where other maps come in, by repetition.
+each :class:`~gluon_amp.machine.costs.Kernel`, and so do the casts and transpositions between two of them. Along the
+first maps of all operators, which are trees, the cheapest assignment is found exactly; at other maps by repetition.
 """
 from __future__ import annotations
 
@@ -168,11 +168,14 @@ def _own_costs(node: Node, rates: Rates) -> Sequence[float]:
 
 
 def predicted(node: Node, kernel: Kernel, rates: Rates) -> float:
-    """Return about how many milliseconds an operator of a program takes in training, with its gradient."""
-    number, shape = KERNELS.index(kernel), node.shapes[0] or ()
-    values = max(map(prod, (shape, *(entry.shape or () for entry in node.inputs[:1]))))
+    """Return about how many milliseconds an operator takes in training; 0.0 where shapes are unknown, or empty."""
+    number, known = KERNELS.index(kernel), [shape for shape in (
+        *node.shapes[:1], *(entry.shape for entry in node.inputs[:2])) if shape is not None and all(shape)]
+    if len(known) < 1 + len(node.inputs[:2]):
+        return 0.0
+    shape, values = known[0], max(prod(each) for each in known[:2])
     if node.op in ("Convolution", "FullyConnected"):
-        weight = node.inputs[1].shape or (1, 1)
+        weight = known[2]
         layer = _layer(node) if node.op == "Convolution" else Layer((1, 1), 1, weight[1], weight[0],
                                                                     prod(shape) // weight[0])
         # Images have no gradient; a weight is moved as often as in a transposition.

@@ -250,7 +250,8 @@ def consumers_of_sparse(graph: Graph, variables: Collection[str]) -> set[int]:
         is_dense = node.op in _GIVE_DENSE or (
             node.op == "dot" and reads[0] and not is_set(node.attrs, "transpose_a")
             and node.attrs.get("forward_stype", "None") == "None")
-        if node.attrs.get("stype") != _DENSE if node.op == MAKES_SPARSE else any(reads) and not is_dense:
+        gives = node.attrs.get("stype") != _DENSE if node.op == MAKES_SPARSE else any(reads) and not is_dense
+        if gives:
             sparse.add(id(node))
     return found
 

@@ -70,8 +70,9 @@ def _refuse_training(symbol: mx.sym.Symbol, requests: Mapping[str, str], ctx: An
 def refuse_trained(parameters: Mapping[str, Parameter], spoilt: Mapping[str, str], is_frozen: bool) -> None:
     """Raise StateError where the parameters of a converted block are trained; imported ones have gradients anyhow."""
     for name, parameter in parameters.items():
-        trains = trainer_trains(parameter)
-        if name in spoilt and parameter.grad_req != "null" and (is_frozen or trains is not None):
+        is_spoilt = name in spoilt and parameter.grad_req != "null"
+        trains = trainer_trains(parameter) if is_frozen or is_spoilt else None
+        if is_spoilt and (is_frozen or trains is not None):
             raise StateError("the network was converted for inference, and cannot be trained: expected "
                              f"grad_req='null' for {name!r} ({spoilt[name]}), received {parameter.grad_req!r}. To "
                              f"fine-tune it, {_INSTEAD}")

@@ -112,14 +112,13 @@ class Traced:
         # Where a user's float16 meets FP32, which MXNet refuses, the graph holds casts to FP32 that the symbol lacks.
         graph, types = self.graph.copy(), {name: dtype for name, dtype in zip(self.names, dtypes) if dtype}
         known = {name: shape for name, shape in zip(self.names, shapes) if shape}
-        written = self.symbol.list_auxiliary_states()
         try:
             analyse(self.symbol, graph, types, known)
             if FLOAT16 not in types.values() or all(None not in node.dtypes for node in graph.operators()):
                 return graph
-            widen(graph, types, written)
+            widen(graph, types, self.symbol.list_auxiliary_states())
         except mx.MXNetError:
-            if not widen(graph, types, written):
+            if not widen(graph, types, self.symbol.list_auxiliary_states()):
                 raise
         analyse(self.symbol, graph, types, known)
         return graph

@@ -186,6 +186,8 @@ def register_op(op_type: str, rule: str = "FP32") -> None:
         raise PolicyError(expected(f"one of {', '.join(RULES)}", "rule", rule))
     if is_switched_on():
         raise StateError("AMP is on: call amp.register_op before amp.init() or amp.initialize()")
+    if op_type in custom_ops:
+        raise StateError(f"the operator {op_type!r} is registered already, with rule {custom_ops[op_type]}")
     custom_ops[op_type] = rule
 
 

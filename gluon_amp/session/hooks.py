@@ -141,7 +141,8 @@ def _make_read(original: Callable, calls: str = "hybrid_blocks") -> Callable:
     def read(array: NDArray, *args: Any, **kwargs: Any) -> Any:
         policy = in_force.eager((array,)) if getattr(frame, calls) else None
         if policy is not None and policy.target == BFLOAT16:
-            array = release(array, policy, in_force.invoke)
+            with nullcontext() if calls == "hybrid_blocks" else autograd.pause():  # NumPy's have no gradient
+                array = release(array, policy, in_force.invoke)
         return original(array, *args, **kwargs)
     return read
 

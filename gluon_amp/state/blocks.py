@@ -66,7 +66,6 @@ class _BlockSettings:
         version = self.changes, self.children
         if self._version == version:
             return
-        self._version = version
         # the excluded blocks, and all blocks that are inside of them now
         self._below = weakref.WeakSet(inner for block in self._excluded for inner in descendants(block))
         # With its class, which may be exchanged: whether a block is excluded wherever it is called.
@@ -76,6 +75,7 @@ class _BlockSettings:
         self._parts: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary(
             {part: network for net, network in self._networks.items() if network.state is not None
              for part in descendants(net)})
+        self._version = version  # last: other threads may ask meanwhile
 
     def exclude(self, targets: Sequence[Any]) -> None:
         """Keep blocks, classes of blocks, or names of blocks (with wildcards) in FP32."""
@@ -119,6 +119,8 @@ class _BlockSettings:
                                           and block.__dict__.get("_amp_epoch") == self.changes))
         if self._excludes and self._is_excluded(block):
             return in_force.off()
+        if not self._has_networks:
+            return None
         network, regions = self._networks.get(block), in_force.regions.entries()
         if network is None and not regions:
             network = frame.parts.get(block)

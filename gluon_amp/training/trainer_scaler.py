@@ -119,9 +119,11 @@ class TrainerScaler:
         return of_losses / (self.reduction.factor if self.reduction and is_divided else 1.0)
 
     def scaler_of(self, loss_id: int) -> LossScaler:
-        """Return the scaler of a loss; raise ValueError for a number that no loss has."""
+        """Return the scaler of a loss; raise TypeError or ValueError for a number that no loss has."""
         if not self.skips:
             return self.scaler
+        if isinstance(loss_id, bool) or not isinstance(loss_id, int):
+            raise TypeError(expected("an int", "loss_id", loss_id))
         if not 0 <= loss_id < len(self.scalers):
             raise ValueError(expected(f"a number below num_losses={len(self.scalers)}", "loss_id", loss_id))
         return self.scalers[loss_id]

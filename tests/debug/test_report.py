@@ -254,6 +254,23 @@ def test_the_time_of_a_step_beside_the_one_by_rates(hybridized, grad_req, parts)
     assert [part for part in ("A step takes", "by the rates of") if part in found.summary] == parts
 
 
+class Both(mx.gluon.nn.Dense):
+    def forward(self, x):
+        return super().forward(x), x  # which has no gradient
+
+
+def looped(F, x):
+    return F.contrib.while_loop(lambda y: y.sum() < 100, lambda y: ([], [y + x]), [x], max_iterations=2)[1][0]
+
+
+def test_times_where_shapes_are_unknown_and_outputs_have_no_gradient():
+    amp.init("float32")
+    behind_a_loop = sequential([mx.gluon.nn.HybridLambda(looped), mx.gluon.nn.Dense(3, in_units=4)])
+    for net in (behind_a_loop, Both(3, in_units=4)):
+        net.initialize()
+        assert "A step takes" in amp.report(net, mx.nd.ones((2, 4)), train=True, time=True).summary
+
+
 def test_times_leave_no_file_and_remove_none(monkeypatch):
     """MXNet removes the file that its profiler is to write: as root /dev/null, too."""
     names, original = [], engine.profiler.set_config

@@ -348,7 +348,10 @@ def test_custom_operators_in_networks_that_are_cast(data):
     assert relative(expected, net(data).asnumpy()) < 4 * BF16_EPS
 
 
-def test_custom_operators_are_registered_with_a_known_rule_before_init():
+def test_custom_operators_are_registered_once_and_with_a_known_rule():
+    amp.register_op("amp_test_double", "KEEP")
+    with pytest.raises(amp.StateError, match="'amp_test_double' is registered already, with rule KEEP"):
+        amp.register_op("amp_test_double")
     with pytest.raises(amp.PolicyError, match=r"expected one of LOWER, FP32, .*received rule='LOW'"):
         amp.register_op("other", "LOW")
     amp.init()
