@@ -34,16 +34,9 @@ def lengths():
     return mx.nd.array([LENGTH, 7, 3, 1])
 
 
-def vocabulary(nlp):
-    return nlp.Vocab(nlp.data.count_tokens([f"word{number}" for number in range(VOCABULARY - 4)]))
-
-
-def bert_encoder(nlp):
-    return nlp.model.BERTEncoder(num_layers=2, units=64, hidden_size=128, max_length=LENGTH, num_heads=4, dropout=0.0)
-
-
 def bert(nlp):
-    net = nlp.model.BERTModel(bert_encoder(nlp), vocab_size=VOCABULARY, token_type_vocab_size=2, units=64,
+    encoder = nlp.model.BERTEncoder(num_layers=2, units=64, hidden_size=128, max_length=LENGTH, num_heads=4, dropout=0)
+    net = nlp.model.BERTModel(encoder, vocab_size=VOCABULARY, token_type_vocab_size=2, units=64,
                               embed_size=64)
     cross_entropy = gluon.loss.SoftmaxCELoss()
     masked = mx.nd.array([[0, 2], [0, 2], [0, 2], [0, 0]])
@@ -59,7 +52,7 @@ def bert(nlp):
 def transformer(nlp):
     encoder, decoder, one_step = nlp.model.transformer.get_transformer_encoder_decoder(
         num_layers=2, num_heads=4, units=64, hidden_size=128, dropout=0.0, max_src_length=LENGTH, max_tgt_length=LENGTH)
-    words = vocabulary(nlp)
+    words = nlp.Vocab(nlp.data.count_tokens([f"word{number}" for number in range(VOCABULARY - 4)]))
     net = nlp.model.translation.NMTModel(src_vocab=words, tgt_vocab=words, encoder=encoder, decoder=decoder,
                              one_step_ahead_decoder=one_step, share_embed=True, embed_size=64, tie_weights=True)
     masked = nlp.loss.MaskedSoftmaxCELoss()

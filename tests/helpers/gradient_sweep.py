@@ -95,10 +95,6 @@ def array(value):
     return mx.nd.array(value, dtype=value.dtype)
 
 
-def cotangents(outputs):
-    return [array(np.random.RandomState(i).normal(size=one.shape).astype(np.float32)) for i, one in enumerate(outputs)]
-
-
 def interpreted(graph, arrays):
     """Run a graph as code that is not hybridized would."""
     made = {}
@@ -134,7 +130,8 @@ def gradients(case, graph, way, asked, request="write", trains=True):
             one[:] = 1
         with autograd.record(train_mode=trains):
             made = call()
-        autograd.backward(made, cotangents(made))
+        autograd.backward(made, [array(np.random.RandomState(i).normal(size=one.shape).astype(np.float32))
+                                 for i, one in enumerate(made)])
     found = {name: one.asnumpy() - (request == "add") for name, one in slopes.items()}
     return {**found, **{f"output {i}": one.asnumpy() for i, one in enumerate(made)}}
 
@@ -159,17 +156,12 @@ def combinations(item, several, everything):
     return [next(one for one in picked[number:] if one[4] == number % several) for number in range(max(several, 6))]
 
 
-def sets_of(asked):
-    """Return the inputs whose gradients are asked for: all of them, and each alone."""
-    return [asked, *([one] for one in asked if len(asked) > 1)]
-
-
 def check(item, dtype, everything, trains=True):
     """Yield what is wrong with the gradients of a sample."""
     case = Case(item, dtype)
     if not case.shapes or not case.asked:
         return
-    sets = sets_of(case.asked)
+    sets = [case.asked, *([one] for one in case.asked if len(case.asked) > 1)]  # all, and each alone
     for before, behind, way, request, number in combinations(item, len(sets), everything):
         read = None if number % 2 == 0 else list(case.shapes)[:1]
         graph = case.graph(before, behind, read)
