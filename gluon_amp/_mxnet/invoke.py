@@ -21,6 +21,7 @@ Invoke = Callable[..., Any]  # takes what :class:`Invocation` holds, in its orde
 # MXNet's own, whatever takes their place later.
 UpstreamCachedOp = mx.ndarray.CachedOp
 original_invoke = register._imperative_invoke
+custom_operators = mx.operator._registry  # of those written in Python
 # What computes without a call of that function, or into arrays that were made before.
 PAST_INVOKE: tuple[tuple[Any, str], ...] = (
     *((NDArray, name) for name in ("__getitem__", "reshape", "astype", "copy", "as_in_context", "as_np_ndarray")),

@@ -147,8 +147,7 @@ _MAKERS = {(f"numpy.{core}.{module}", name) for core in ("core", "_core") for mo
     ("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))}
 
 
-# Of protocols 0 to 2.
-_FUNCTIONS = {("_codecs", "encode"): codecs.encode,
+_FUNCTIONS = {("_codecs", "encode"): codecs.encode,  # of protocols 0 to 2
               ("copyreg", "_reconstructor"): copyreg._reconstructor}  # type: ignore[attr-defined]
 
 

@@ -79,10 +79,10 @@ class Magnitude:
         return not (self.inf or self.nan)
 
     def __str__(self) -> str:
-        counts = {"infinite": self.inf, "NaN": self.nan}
-        faults = "".join(f", {count} {word} of {self.size}" for word, count in counts.items() if count)
-        largest = f", largest {'finite ' if faults else ''}{self.largest:.3g}" * (self.inf + self.nan < self.size)
-        return f"{self.name} ({self.dtype}): {f'{largest}{faults}'[2:]}"
+        told = [f"{some} {word} of {self.size}" for some, word in ((self.inf, "infinite"), (self.nan, "NaN")) if some]
+        if self.inf + self.nan < self.size:
+            told.insert(0, f"largest {'finite ' if told else ''}{self.largest:.3g}")
+        return f"{self.name} ({self.dtype}): {', '.join(told)}"
 
 
 @dataclass(frozen=True)
@@ -340,8 +340,7 @@ class _Locator:
 
     def _rounds_to_zero(self, row: OpRecord) -> bool:
         """Tell whether an operator gave zeros where it gives other values of the same inputs in FP32."""
-        wide = (row.arguments if row.rounds else
-                self.run.again(row, as_cast=True).outputs if row.repeatable else ())
+        wide = (row.arguments if row.rounds else self.run.again(row, as_cast=True).outputs if row.repeatable else ())
         values = self.run.values
         return any(is_float(array) and bool(((values(array) == 0) & (values(own) != 0)).any())
                    for own, array in zip(wide, row.outputs))
@@ -371,8 +370,10 @@ class _Locator:
         return row
 
     def _largest_reader(self, row: OpRecord) -> OpRecord:
-        return max(self._readers[id(row), 0], default=(row, 0), key=lambda reader: self.run.largest(
-            reader[0].input_gradients[reader[1]:][:1]) or 0.0)[0]
+        def contribution(reader: tuple[OpRecord, int]) -> float:
+            gradient = reader[0].input_gradients[reader[1]] if reader[0].input_gradients else None
+            return -1.0 if gradient is None else self.run.largest([gradient]) or 0.0
+        return max(self._readers[id(row), 0], key=contribution, default=(row, 0))[0]
 
     def _backward(self) -> OverflowReport | None:
         for row in reversed(self.run.records):

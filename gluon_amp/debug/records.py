@@ -15,10 +15,9 @@ from ..graph import CAST, Entry, Graph, Node, Role
 from ..graph.attrs import INT8_CASTS, NOTE, is_in_int8, is_set
 from ..machine.costs import Kernel
 from ..machine.dtypes import FLOAT32, INT8, LOW_PRECISION
-from ..passes.kernels import NATIVE, predicted
+from ..passes.kernels import NATIVE
 from ..rules import KEEP, Cause, Decision, Policy, precision
 from ..rules.tables import as_table, bfloat16, groups
-from ..state.devices import cpu_rates
 
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _MOVES_DATA = frozenset((*as_table(*bfloat16.SHAPES), *groups.CASTS, *groups.CREATION, *groups.EMBEDDINGS,
@@ -118,7 +117,7 @@ class OpRecord:
     casts: int = 0  # the casts that were made for it first
     bytes_converted: int = 0  # the bytes that those casts read and write, or that it does where it is a cast
     milliseconds: float = 0.0  # forward and backward; 0.0 where no times were taken
-    predicted_milliseconds: float = 0.0  # of a training step on a CPU, by its rates; 0.0 outside of graphs
+    costed: tuple[Node, Kernel] | None = None  # what rates go by: the program's operator, and its kernel
     largest: float | None = None  # the largest absolute value of its outputs; None where none was looked at
     largest_gradient: float | None = None  # likewise of the gradients of its outputs
     count: int = 0  # how many operators of its name came before
@@ -271,8 +270,7 @@ def of_graph(graph: Graph, traced: Graph, around: Block | None, places: Places,
             record.flops = flops(own.kind, own.attrs, [entry.shape for entry in own.inputs], own.shapes[0])
             record.shape = own.shapes[0]
         nhwc = node.op in NATIVE or record.shape != (node.shapes[0] if node.shapes else None)
-        kernel = Kernel(record.planned in LOW_PRECISION, nhwc)
-        record.predicted_milliseconds = predicted(own or node, kernel, cpu_rates())
+        record.costed = own or node, Kernel(record.planned in LOW_PRECISION, nhwc)
         if record.imitates is not None:
             record.imitates.planned = record.dtype
     return made

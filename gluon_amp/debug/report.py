@@ -22,6 +22,7 @@ from ..errors import expected
 from ..graph import WISHES
 from ..machine import host
 from ..machine.dtypes import FLOAT16, FLOAT32, FORMATS, INT8, LOW_PRECISION
+from ..passes.kernels import predicted
 from ..state.devices import cpu_rates
 from ..state.in_force import in_force
 from .recorder import record
@@ -230,7 +231,7 @@ class Report(Shown):
     @property
     def predicted_milliseconds(self) -> float:
         """The time of a training step by the rates of the CPU; operators outside of graphs do not count."""
-        return sum(row.predicted_milliseconds for row in (*self.operators, *self.inserted))
+        return sum(predicted(*row.costed, cpu_rates()) for row in (*self.operators, *self.inserted) if row.costed)
 
     @property
     def mismatches(self) -> tuple[OpRecord, ...]:

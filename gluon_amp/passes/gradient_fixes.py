@@ -19,7 +19,7 @@ from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..machine.dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..rules import KEEP, Decision
 from .context import Concern, Context
-from .gradients import LOOP, Server, inputs_of_bodies
+from .gradients import LOOP, Companions, inputs_of_bodies
 from .precisions import decide, plan_outputs, propagate_dtypes
 
 _LOWEST = {FLOAT16: -65504.0}
@@ -27,7 +27,7 @@ _NEWER_ATTRIBUTES = ("cudnn_off", "p_value", "count_include_pad", "layout")  # o
 _FLOATS = (FLOAT16, FLOAT32, FLOAT64)  # AMP casts none to bfloat16 before operators without a gradient
 
 
-class _Fix(Server):
+class _Fix(Companions):
     """Changes one node, and puts others in, which serve it."""
 
     def __init__(self, graph: Graph, node: Node, of: int, role: Role):

@@ -127,7 +127,7 @@ def loop_gradients(graph: Graph, context: Context) -> int:
     return _change_holders(graph, complete)
 
 
-class Server:
+class Companions:
     """Puts operators into a graph that serve one of its nodes."""
 
     def __init__(self, graph: Graph, node: Node, role: Role = Role.HELPER):
@@ -146,7 +146,7 @@ class Server:
         return Entry(made)
 
 
-class _Loop(Server):
+class _Loop(Companions):
     """Lets a loop with a condition write its gradients."""
 
     def __init__(self, graph: Graph, node: Node, asked: Sequence[int], is_inner: bool):

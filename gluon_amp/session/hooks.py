@@ -17,7 +17,7 @@ from mxnet.symbol import register as symbol_register
 
 from .._mxnet import trainers
 from .._mxnet.blocks import make_symbol_block_forward
-from .._mxnet.invoke import Callback, Invoke
+from .._mxnet.invoke import Callback, Invoke, custom_operators
 from .._mxnet.optimizer_states import STATES_BEGIN
 from .._mxnet.symbols import make_symbol_creator, make_written
 from ..base.context import Replaced
@@ -200,7 +200,7 @@ _REPLACEMENTS: _Replacements = (
     # In another block's trace the operators of a SymbolBlock carry the mark of the region around its call.
     (SymbolBlock, "forward", make_symbol_block_forward),
     (autograd.Function, "__call__", _make_function_call),  # a user's code expects FP32
-    (mx.operator._registry, "ref_holder", References),  # likewise
+    (custom_operators, "ref_holder", References),  # likewise
     # Errors about gradients of gradients say what to do, those of hooks are raised, and gradients that operators make
     # on their own carry the scale of the loss.
     (autograd, "grad", functools.partial(_make_backward, writes=False)),
