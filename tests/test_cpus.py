@@ -30,8 +30,7 @@ def container(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("files", "cpus"), [
     ({}, 8), ({"cpu_max": "max 100000\n"}, 8), ({"cpu_max": "150000 100000\n"}, 2),
-    ({"cpu_max": "50000 100000\n"}, 1),
-    ({"cpu_max": "6400000 100000\n"}, 8)])
+    ({"cpu_max": "50000 100000\n"}, 1), ({"cpu_max": "6400000 100000\n"}, 8)])
 def test_affinity_and_quota(files, cpus, container):
     assert host.allowed_cpus(container(**files)) == cpus
 
@@ -47,8 +46,7 @@ def test_quota_of_older_systems(container):
 
 
 @pytest.mark.parametrize(("given", "threads"), [({}, 32), ({"OMP_NUM_THREADS": "4"}, 4),
-                                                ({"OMP_NUM_THREADS": "6,2"}, 6),
-                                                ({"OMP_NUM_THREADS": "many"}, 32)])
+                                                ({"OMP_NUM_THREADS": "6,2"}, 6), ({"OMP_NUM_THREADS": "many"}, 32)])
 def test_threads(given, threads, container):
     container()
     assert host.threads(given) == threads

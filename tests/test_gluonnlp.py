@@ -36,8 +36,7 @@ def lengths():
 
 def bert(nlp):
     encoder = nlp.model.BERTEncoder(num_layers=2, units=64, hidden_size=128, max_length=LENGTH, num_heads=4, dropout=0)
-    net = nlp.model.BERTModel(encoder, vocab_size=VOCABULARY, token_type_vocab_size=2, units=64,
-                              embed_size=64)
+    net = nlp.model.BERTModel(encoder, vocab_size=VOCABULARY, token_type_vocab_size=2, units=64, embed_size=64)
     cross_entropy = gluon.loss.SoftmaxCELoss()
     masked = mx.nd.array([[0, 2], [0, 2], [0, 2], [0, 0]])
     inputs = tokens(BATCH, LENGTH), mx.nd.zeros((BATCH, LENGTH)), lengths(), masked

@@ -153,8 +153,7 @@ def _printed(program, environ):
 
 @pytest.mark.machine
 @pytest.mark.parametrize("start", ["amp.init()", "amp.init(target_dtype='float32')", "amp.init(target_dtype='float16')",
-                                   "amp.initialize(net, opt_level='O1')",
-                                   "amp.convert_hybrid_block(net)"])
+                                   "amp.initialize(net, opt_level='O1')", "amp.convert_hybrid_block(net)"])
 def test_steps_take_no_fresh_memory(start):
     faults, mapped = _printed(PROGRAM.format(start=start), {})
     assert faults < 250

@@ -100,8 +100,7 @@ def chain_with_a_loss_in_python():
 
 
 def feed_forward():
-    model = mx.model.FeedForward(convolutional(), ctx=TWO, num_epoch=2, learning_rate=0.1,
-                                 initializer=mx.init.Xavier())
+    model = mx.model.FeedForward(convolutional(), ctx=TWO, num_epoch=2, learning_rate=0.1, initializer=mx.init.Xavier())
     model.fit(images())
     assert model.predict(images(seed=2)).shape == (24, 10)
     return arrays(model.arg_params, model.aux_params)

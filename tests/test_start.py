@@ -42,11 +42,7 @@ def isolated(code, *folders):
     path = os.pathsep.join(str(folder) for folder in folders)
     return subprocess.run(
         [sys.executable, "-S", "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -96,10 +92,7 @@ class TestNumPyVersion:
         [
             ("3.0.0", (3, 11, 7), "found NumPy 3.0.0.", '"numpy<1.24"'),
             (None, (3, 12, 1), "found no NumPy.", '"numpy<2"'),
-            (None, (3, 13, 0), "found no NumPy.", '"numpy<3"'),
-            (None, (3, 8, 18), "found no NumPy.", '"numpy<1.24"'),
-        ],
-    )
+            (None, (3, 13, 0), "found no NumPy.", '"numpy<3"'), (None, (3, 8, 18), "found no NumPy.", '"numpy<1.24"')])
     def test_others_are_refused_with_the_command(self, version, python, found, wanted):
         with pytest.raises(ImportError) as caught:
             start.check_numpy(version, python)
@@ -265,8 +258,7 @@ class TestCudaLibraries:
     def test_no_driver(self):
         with pytest.raises(ImportError, match=r"NVIDIA's driver, libcuda\.so\.1") as caught:
             start.load_cuda([], self.refuse)
-        for way_out in ("install NVIDIA's driver", "--gpus all", "pip uninstall -y mxnet",
-                        "pip install mxnet==1.9.1"):
+        for way_out in ("install NVIDIA's driver", "--gpus all", "pip uninstall -y mxnet", "pip install mxnet==1.9.1"):
             assert way_out in str(caught.value)
 
     def refuse(self, name):

@@ -38,8 +38,7 @@ def child(name, kind):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-networks = pytest.mark.parametrize(
-    "name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+networks = pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 
 
 @networks

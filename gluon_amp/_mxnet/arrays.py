@@ -223,8 +223,8 @@ class NDArrayWeights:
     def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
         """Add the result of an operator on parameters as a parameter."""
         with self._context():
-            arrays = [self.arrays[source].as_nd_ndarray() for source in inputs]
-            self.arrays[name] = invoke(op, arrays, {key: str(value) for key, value in attrs.items()})[0]
+            own = {key: str(value) for key, value in attrs.items() if not key.startswith("__")}
+            self.arrays[name] = invoke(op, [self.arrays[source].as_nd_ndarray() for source in inputs], own)[0]
 
     def rename(self, old: str, new: str) -> None:
         """Give a parameter another name."""

@@ -54,7 +54,7 @@ class ConversionOptions:
     exclude : str, Block, class of blocks, or a sequence of them, optional
         What stays in FP32: operators or blocks by name, with wildcards, blocks with all inside them, classes of blocks.
     optimize : 'all', 'none' or sequence of str
-        The optimisations, each exact up to rounding: ``drop_training``, ``fold_batch_norm``, ``fold_padding``,
+        Optimisations, exact up to rounding: ``drop_training``, ``fold_weights``, ``fold_batch_norm``, ``fold_padding``,
         ``shape_operands``, ``align_channels``, ``cast_params_offline`` and ``fuse``; the default is each function's.
     disable_passes : list of str, optional
         Graph passes to switch off, of :func:`list_passes`; the optimisations are among them.

@@ -76,7 +76,7 @@ def _missing_channels(node: Node, consumers: Consumers, context: Context) -> int
     output, weight, trains = Entry(node).shape, node.inputs[1].shape, context.policy.training
     if weight is None or 0 in weight or not all(entry.node.is_variable for entry in node.inputs[1:]):
         return 0
-    if context.target == FLOAT32 and (
+    if context.target == FLOAT32 and trains and (
             output is None or len(weight) != 4 or prod(weight[2:]) == 1 or weight[1] < _FP32_INPUT_CHANNELS
             or output[0] * prod(output[2:]) < _FP32_PLACES):
         return 0
@@ -85,9 +85,11 @@ def _missing_channels(node: Node, consumers: Consumers, context: Context) -> int
     if context.device.amx and trains and any(each.op in BATCH_NORMS for each in consumers.of(Entry(node))):
         return 0
     # Fewer output channels than half a block would more than double the arithmetic. In inference the cut also keeps an
-    # activation from being fused, and forward kernels mind the multiple less: only wide layers gain.
+    # activation from being fused: with AMX only wide layers gain, without it those of windows that are not an image's,
+    # which oneDNN computes as products of matrices otherwise, or by half of a vector.
     multiple = _multiple_of(context)
-    return -weight[0] % multiple if weight[0] >= (multiple // 2 if trains else 256) else 0
+    copies = not context.device.amx and len(weight) == 4 and prod(weight[2:]) > 1 and weight[1] >= multiple // 2
+    return -weight[0] % multiple if weight[0] >= (multiple // 2 if trains or copies else 256) else 0
 
 
 def _pad(graph: Graph, node: Node, extra: int) -> Entry:

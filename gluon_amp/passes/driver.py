@@ -21,7 +21,7 @@ from .float16 import imitate
 from .gradient_fixes import gradient_fixes
 from .gradients import branch_gradients, carry_scale, is_scale, loop_gradients, split_concat
 from .identities import identities
-from .inference import cast_params_offline, drop_training, fold_batch_norm, fuse, prepare_int8
+from .inference import cast_params_offline, drop_training, fold_batch_norm, fold_weights, fuse, prepare_int8
 from .native_operators import native_operators
 from .precisions import assign_dtypes, input_dtypes, place_casts
 
@@ -55,8 +55,10 @@ class Pass:
 
 PASSES: tuple[Pass, ...] = (
     Pass(drop_training, "operators that do nothing in inference are dropped (Dropout)", (INFERENCE,), is_step=True),
+    Pass(fold_weights, "weights that are computed from parameters are stored", (INFERENCE,), is_step=True,
+         after=("drop_training",), applies=lambda context: context.weights is not None and context.weights.are_known),
     Pass(fold_batch_norm, "BatchNorm is folded into the convolution or dense layer before it", (INFERENCE,),
-         is_step=True, after=("drop_training",), applies=lambda context: context.weights is not None),
+         is_step=True, after=("fold_weights",), applies=lambda context: context.weights is not None),
     Pass(fold_padding, "convolutions pad their data themselves in place of an operator before them", is_step=True),
     Pass(shape_operands, "operands that are read for their shape only are not computed", is_step=True),
     Pass(branch_gradients, "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
@@ -85,8 +87,8 @@ PASSES: tuple[Pass, ...] = (
          applies=lambda context: context.policy.training if context.target == FLOAT32 else (
              context.target == BFLOAT16 and not context.device.imitated), after=("native_operators",)),
     Pass(align_channels, "convolutions are padded to the channel multiple that the fast kernels need",
-         applies=lambda context: context.policy.lowers or context.policy.training, is_step=True,
-         after=("assign_dtypes",)),
+         is_step=True, after=("assign_dtypes",), applies=lambda context: (
+             context.policy.lowers or context.policy.training or context.device.channel_multiple is not None)),
     Pass(fold_stride, "strided convolutions of few channels run on AMX; they stay in FP32 without it", (TRAINING,),
          applies=lambda context: context.policy.trains_on_amx(context.device), after=("align_channels",)),
     Pass(place_casts, "a cast is inserted where producer and consumer differ",
@@ -104,7 +106,7 @@ PASSES: tuple[Pass, ...] = (
          applies=lambda context: context.device.imitated,
          required="without it the device would have to run a type that it has no kernels for"),
     Pass(cast_params_offline, "parameters that are read in low precision only are stored in it", (INFERENCE,),
-         applies=lambda context: context.policy.lowers and context.weights is not None, is_step=True,
+         applies=lambda context: context.weights is not None, is_step=True,
          after=("place_casts", "imitate")),
     Pass(prepare_int8, "rectifiers and flattened maps come in a form that MXNet has INT8 operators for", (INFERENCE,),
          applies=lambda context: context.int8 is not None, after=("cast_params_offline",),

@@ -5,6 +5,10 @@ there are none to ask for, because operators are to be fused::
 
     relu(Dropout(x))   ->   relu(x)
 
+``fold_weights`` computes once what layers read that depends on parameters only, as masked or standardised weights::
+
+    Convolution(x, w * mask)   ->   Convolution(x, masked_w)
+
 ``fold_batch_norm`` is exact in inference, up to rounding (https://arxiv.org/abs/1712.05877, section 3.2). With
 ``s = gamma / sqrt(var + eps)`` the normalised output is ``s * (w x + b - mean) + beta``::
 
@@ -33,11 +37,11 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identity, operator, redirect
+from ..graph import BODIES, CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identity, operator, redirect
 from ..graph.attrs import DTYPE, INFERENCE, MADE, TYPE_FLAGS, integer, integers, is_channels_last, is_set, region
 from ..machine.dtypes import AVX2_VALUES, FLOAT32, FLOAT64, LOW_PRECISION
 from ..rules.shapes import has_avx2_kernel, has_avx512_kernel
-from ..rules.tables.groups import RELU
+from ..rules.tables.groups import CASTS, RELU, SAMPLES
 from .context import Context
 
 
@@ -53,6 +57,34 @@ def drop_training(graph: Graph, context: Context) -> int:
         if context.weights is not None and node.name in context.weights:
             node.attrs = {**node.attrs, INFERENCE: f"the Dropout {dropouts[0]} is left out"}
     return len(dropped)
+
+
+# Operators that may give other results at another call, and casts, which ``cast_params_offline`` stores.
+_NOT_FOLDED = frozenset((*SAMPLES, *CASTS, *BODIES, "_shuffle", "Dropout", "Custom"))
+
+
+def fold_weights(graph: Graph, context: Context) -> int:
+    """Store the weights and biases of layers that operators compute from parameters; return how many."""
+    weights, consumers = context.weights, Consumers(graph)
+    found: dict[Node, None] = {}
+    for layer in graph.operators():
+        for entry in layer.inputs[1:] if layer.op in LAYERS else ():
+            nodes = Graph([entry]).nodes()
+            if _is_constant(nodes, weights, consumers):
+                found.update(dict.fromkeys(node for node in nodes if not node.is_variable))
+    for node in found:
+        node.name = graph.new_name(node.name)  # programs may give several operators one name
+    return _store(graph, list(found), weights)
+
+
+def _is_constant(nodes: Sequence[Node], weights: Any, consumers: Consumers) -> bool:
+    """Tell whether operators read parameters only, and nothing else these: they would be kept twice."""
+    inside = set(nodes)
+    return (all(node.name in weights if node.is_variable else
+                node.inputs and node.num_outputs == 1 and node.op not in _NOT_FOLDED and prod(node.shapes[0] or (0,))
+                for node in nodes)
+            and not any(consumers.is_head(Entry(node)) for node in nodes)
+            and all(inside.issuperset(consumers.of(Entry(node))) for node in nodes[:-1]))
 
 
 LAYERS = ("Convolution", "FullyConnected")  # oneDNN 2.4 adds the bias of a Deconvolution slower than a BatchNorm runs
@@ -129,29 +161,34 @@ def _fold(graph: Graph, weights: Any, norm: Node, layers: Sequence[Node]) -> Non
 
 def cast_params_offline(graph: Graph, context: Context) -> int:
     """Replace inserted operators that depend on parameters only by their results; return how many were stored."""
+    inserted = [node for node in graph.operators() if node.role is not Role.OWN]
+    return _store(graph, inserted, context.weights) + _store_what_the_program_casts(graph, context)
+
+
+def _store(graph: Graph, nodes: Sequence[Node], weights: Any) -> int:
+    """Replace those of some operators that depend on parameters only by their results; return how many were stored."""
     # A parameter that is cast, and is read nowhere else, keeps its name; every other result gets one of its own.
-    weights, consumers = context.weights, Consumers(graph)
+    consumers = Consumers(graph)
     moved: dict[tuple[int, int], Entry] = {}
     constant = {node for node in graph.variables() if node.name in weights}  # under their names ``weights`` has values
-    inserted = [node for node in graph.operators() if node.role is not Role.OWN]
-    for node in inserted:
+    for node in nodes:
         if constant.issuperset(entry.node for entry in node.inputs):
             weights.compute(node.name, node.op, node.attrs, [entry.node.name for entry in node.inputs])
             constant.add(node)
-    for node in inserted:
+    for node in nodes:
         if node in constant and not constant.issuperset(consumers.of(Entry(node))):
             variable = _variable(node, consumers)
             weights.rename(node.name, variable.name)
             moved[Entry(node).key] = Entry(variable)
     redirect(graph, moved)
-    return len(moved) + _store_what_the_program_casts(graph, weights, context.target)
+    return len(moved)
 
 
-def _store_what_the_program_casts(graph: Graph, weights: Any, target: str) -> int:
+def _store_what_the_program_casts(graph: Graph, context: Context) -> int:
     """Store parameters in low precision where only the program's own casts to it read them; return how many."""
     # The casts stay, and do nothing: they may be outputs.
-    consumers, count = Consumers(graph), 0
-    for node in graph.variables():
+    consumers, weights, target, count = Consumers(graph), context.weights, context.target, 0
+    for node in graph.variables() if context.policy.lowers else ():
         reading = consumers.of(Entry(node))
         if (node.name in weights and node.dtypes == [FLOAT32] and reading and not consumers.is_head(Entry(node))
                 and all(consumer.op == CAST and consumer.dtypes == [target] for consumer in reading)):

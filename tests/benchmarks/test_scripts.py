@@ -90,8 +90,7 @@ def test_digits(made, tmp_path):
     ("int8", ["--networks", "resnet18_v1", "--epochs", "1", "--rounds", "1"], "| resnet18_v1 | INT8 | "),
     ("overhead", ["--rounds", "1", "--calls", "10", "--layers", "3"], "| first step of 3 layers | "),
     ("distributed", ["--engines", "kvstore", "--batch", "4", "--size", "32", "--rounds", "1"],
-     "| kvstore, 2 | step | "),
-])
+     "| kvstore, 2 | step | ")])
 def test_the_other_scripts(name, flags, shown):
     assert shown in script(name, *flags).stdout
 

@@ -93,8 +93,7 @@ class TestConvert:
         (lambda symbol, params: (symbol + ".absent", params), "absent"),
         (lambda symbol, params: (symbol, params + ".absent"), "absent"),
         (lambda symbol, params: (params, params), "not the JSON text"),
-        (lambda symbol, params: (symbol, symbol), "small-symbol.json: expected parameters as MXNet saves them"),
-    ])
+        (lambda symbol, params: (symbol, symbol), "small-symbol.json: expected parameters as MXNet saves them")])
     def test_files_that_are_not_what_they_should_be(self, folder, tmp_path, capsys, change, message):
         code, _, err = run(capsys, "convert", *change(*model(folder)), "-o", tmp_path / "out")
         assert code == 1

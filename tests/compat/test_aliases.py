@@ -23,8 +23,7 @@ def test_aliases_are_ours():
     ("Autocast", "amp.autocast()"), ("is_autocast_enabled", "amp.is_active()"), ("disable_casts", "enabled=False"),
     ("_amp_state", "amp.get_loss_scaler(trainer)"), ("promote_function", "write the function without it"),
     ("lists", "amp.list_fp32_ops"), ("init_trainr", "Did you mean 'init_trainer'?"),
-    ("Gradscaler", "Did you mean 'GradScaler'"),
-])
+    ("Gradscaler", "Did you mean 'GradScaler'")])
 def test_names_from_elsewhere_are_answered(name, ours):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught:
         getattr(amp, name)
@@ -61,8 +60,7 @@ def test_other_names_are_like_those_of_any_module():
     (lambda: amp.scale_loss(None, None, delay_unscale=True), "leave it out"),
     (lambda: amp.init(dtype="bfloat16"), "it is called target_dtype"),
     (lambda: amp.autocast(target_dtype="bfloat16"), "it is called dtype"),
-    (lambda: amp.custom_fwd(device_type="cuda"), "leave it out"),
-])
+    (lambda: amp.custom_fwd(device_type="cuda"), "leave it out")])
 def test_arguments_from_elsewhere_are_answered(call, answer):
     with pytest.raises(TypeError, match=answer):
         call()
@@ -91,8 +89,7 @@ def test_every_spelling_of_a_type_reaches_what_takes_types():
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"ctx": mx.cpu(0), "device": mx.cpu(1)}, "ctx and device mean the same"),
     ({"ctx": [mx.cpu(0)], "device": mx.gpu(0)}, "ctx and device mean the same"),
-    ({"cast_optional_params": True, "cast_params_offline": False}, "cast_optional_params and cast_params_offline"),
-])
+    ({"cast_optional_params": True, "cast_params_offline": False}, "cast_optional_params and cast_params_offline")])
 def test_arguments_with_two_names_must_not_contradict_each_other(arguments, message):
     net = nn.Dense(2, in_units=2)
     net.initialize()

@@ -76,8 +76,7 @@ LAYERS = {
     "depthwise": ("Conv2D", {"channels": 32, "kernel_size": 3, "groups": 32}, (2, 32, 9, 9), True, True),
     "pointwise": ("Conv2D", {"channels": 20, "kernel_size": 1, "use_bias": False}, (2, 12, 5, 5), False, True),
     "dense": ("Dense", {"units": 20}, (4, 30), False, True),
-    "rectified dense": ("Dense", {"units": 20, "use_bias": False}, (4, 30), True, False),
-}
+    "rectified dense": ("Dense", {"units": 20, "use_bias": False}, (4, 30), True, False)}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -146,8 +145,7 @@ def relative(found, wanted):
 @pytest.mark.parametrize("function", [
     lambda F, y, z: (y, F.abs(y) + z),
     lambda F, y, z: (F.sigmoid(z), z, F.relu(y), F.relu(y)),
-    lambda F, y, z: (y, y, z),
-], ids=["read in FP32, too", "last", "given twice"])
+    lambda F, y, z: (y, y, z)], ids=["read in FP32, too", "last", "given twice"])
 def test_outputs_that_layers_in_int8_give(function):
     net, x = Function(function), mx.nd.random.normal(shape=(4, 3, 12, 12))
     net.initialize(mx.init.Xavier())
@@ -300,15 +298,13 @@ class TestCalibration:
     def test_data_comes_in_any_form(self, wrap):
         net, x = residual()
         assert amp.convert_hybrid_block(net, "int8", calib_data=wrap(x), **ONLY).conversion.int8
-        assert amp.calibrate(net, wrap(x)).ranges["data"] == (float(x.min().asscalar()),
-                                                                       float(x.max().asscalar()))
+        assert amp.calibrate(net, wrap(x)).ranges["data"] == (float(x.min().asscalar()), float(x.max().asscalar()))
 
     @pytest.mark.parametrize("value", [0, 1])
     def test_entropy_says_nothing_of_equal_values(self, value):
         net, x = residual()
         same = mx.nd.full(x.shape, value)
-        ranges = [amp.calibrate(net, [same, x * 0, same], calib_mode=mode).ranges for mode in
-                  ("naive", "entropy")]
+        ranges = [amp.calibrate(net, [same, x * 0, same], calib_mode=mode).ranges for mode in ("naive", "entropy")]
         assert ranges[1]["data"] == ranges[0]["data"] == (0, value)
         assert ranges[1]["net_conv0_fwd"] == ranges[0]["net_conv0_fwd"]
         fast = amp.convert_hybrid_block(net, "int8", calib_data=same, calib_mode="entropy", **ONLY)
@@ -483,8 +479,7 @@ ONES = mx.nd.ones((2, 3, 12, 12))
     ({"calib_data": amp.Calibration({"net_relu0": (0, 1)}, "naive", 1)}, amp.PolicyError, "expected data_example"),
     ({"calib_data": amp.Calibration({"fc1": (0, 1)}, "naive", 1)}, amp.PolicyError, "other names.*those of fc1"),
     ({"target_dtype": "float32", "max_error": 0.1}, amp.PolicyError, "max_error is for conversions to INT8"),
-    ({"target_dtype": "float32", "calib_data": ONES}, amp.PolicyError, "'int8', or no type"),
-])
+    ({"target_dtype": "float32", "calib_data": ONES}, amp.PolicyError, "'int8', or no type")])
 def test_bad_arguments_are_named(options, kind, told):
     net, _ = residual()
     with pytest.raises(kind, match=told):

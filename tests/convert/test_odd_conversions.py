@@ -189,3 +189,57 @@ def test_files_of_the_network_before_are_refused_and_its_own_are_read(tmp_path):
     converted.load_parameters(str(tmp_path / "own"))
     for name, parameter in converted.collect_params().items():
         np.testing.assert_array_equal(parameter.data().asnumpy(), kept[name])
+
+
+class Computed(gluon.HybridBlock):
+    """A convolution whose weight is computed, with BatchNorm behind it."""
+
+    def __init__(self, compute):
+        super().__init__(prefix="net_")
+        self.compute = compute
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(16, 16, 3, 3))
+            self.other = self.params.get("other", shape=(16, 16, 1, 1))
+            self.norm = nn.BatchNorm(in_channels=16)
+
+    def hybrid_forward(self, F, x, weight, other):
+        return self.norm(F.Convolution(x, self.compute(F, x, weight, other), kernel=(3, 3), num_filter=16,
+                                       no_bias=True))
+
+
+def standardised(F, x, weight, other):
+    centred = F.broadcast_sub(weight, F.mean(weight, axis=(1, 2, 3), keepdims=True))
+    spread = F.sqrt(F.mean(F.square(centred), axis=(1, 2, 3), keepdims=True) + 1e-5)
+    return F.broadcast_mul(F.broadcast_div(centred, spread), other)
+
+
+@dtypes
+@pytest.mark.parametrize(("compute", "is_stored"), [
+    (lambda F, x, weight, other: F.broadcast_mul(weight, other), True), (standardised, True),
+    (lambda F, x, weight, other: F.broadcast_mul(weight, F.Dropout(other, p=0.5)), True),  # which is dropped before
+    (lambda F, x, weight, other: F.broadcast_mul(weight, F.broadcast_add(other, F.mean(x, keepdims=True))), False),
+    (lambda F, x, weight, other: weight + 0 * F.random.normal_like(weight), False),
+], ids=["masked", "standardised", "dropout", "of the data", "drawn"])
+def test_weights_that_are_computed_from_parameters_are_stored(compute, is_stored, dtype, tmp_path):
+    """They are a layer's weights then: BatchNorm is folded into them."""
+    net = Computed(compute)
+    net.initialize(mx.init.Uniform(0.3))
+    data = mx.nd.array(DATA)
+    expected = net(data).asnumpy()
+    made = amp.convert_hybrid_block(net, dtype, data_example=data)
+    np.testing.assert_allclose(made(data).asnumpy(), expected, atol=1e-5 if dtype == "float32" else 0.05)
+    assert (made.conversion.steps["fold_weights"], made.conversion.steps["fold_batch_norm"]) == (is_stored, is_stored)
+    if is_stored:
+        assert {name: parameter.shape for name, parameter in made.collect_params().items()} == {
+            "net_batchnorm0_weight": (16, 16, 3, 3), "net_batchnorm0_bias": (16,)}
+    made.save_parameters(str(tmp_path / "own"))
+    made.load_parameters(str(tmp_path / "own"))
+
+
+def test_weights_that_others_read_are_not_kept_twice():
+    data, weight = mx.sym.var("data"), mx.sym.var("w")
+    layer = mx.sym.FullyConnected(data, mx.sym.transpose(weight), num_hidden=16, no_bias=True)
+    symbol, arrays = mx.sym.FullyConnected(layer, weight, num_hidden=16, no_bias=True), {"w": mx.nd.ones((16, 16))}
+    made, kept, _ = amp.convert_model(symbol, arrays, {}, "float32", optimize="all")
+    assert "transpose" in made.tojson()
+    assert kept.keys() == arrays.keys()

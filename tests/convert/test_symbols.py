@@ -141,8 +141,7 @@ ROUTES = {
     "cached op": lambda model, folder: run(*model, data=batch().data[0], softmax_label=batch().label[0])[0],
     "module": lambda model, folder: predicted(*model),
     "checkpoint": lambda model, folder: forward(loaded(model, folder)),
-    "imported": imported, "saved again": saved_again, "simple_bind": simply_bound,
-}
+    "imported": imported, "saved again": saved_again, "simple_bind": simply_bound}
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -254,8 +253,7 @@ class TestTraining:
         lambda symbol: mx.sym.FullyConnected(wide(symbol, "pool"), num_hidden=3, name="head"),
         lambda symbol: mx.sym.Group([wide(symbol, "pool"), mx.sym.var("other")]),
         lambda symbol: mx.sym.load_json(wide(symbol, "pool").tojson(remove_amp_cast=False)),
-        lambda symbol: mx.sym.load_json(symbol.tojson()), copy.deepcopy,
-        lambda symbol: wide(symbol, "relu1") * 2])
+        lambda symbol: mx.sym.load_json(symbol.tojson()), copy.deepcopy, lambda symbol: wide(symbol, "relu1") * 2])
     @pytest.mark.parametrize("with_amp", [False, True])
     def test_parts_copies_and_heads_are_refused(self, make, with_amp):
         symbol = network()
@@ -365,8 +363,7 @@ HEADS = {
     "layer and activation": lambda x: (lambda y: mx.sym.Group([y, mx.sym.relu(y, name="relu")]))(layer(x)),
     "joined by NumPy": lambda x: mx.sym.np.concatenate([layer(x).as_np_ndarray()] * 2, axis=1).as_nd_ndarray(),
     "data": lambda x: mx.sym.Group([x, layer(x)]),
-    "inner tensors": lambda x: normalised(mx.sym.relu(layer(x), name="relu")).get_internals(),
-}
+    "inner tensors": lambda x: normalised(mx.sym.relu(layer(x), name="relu")).get_internals()}
 
 
 class TestNames:
@@ -502,8 +499,7 @@ class TestLists:
         (("Convolution", "kernle", ["(1, 1)"]), "no attribute 'kernle'. Did you mean 'kernel'"),
         (("Activation", "act_type", ["rellu"]), r"never 'rellu': expected some of relu, sigmoid"),
         (("Convolution", "no_bias", ["no"]), "never 'no': expected some of False"),
-        (("Convolution", "weight", ["x"]), "no attribute 'weight'"),
-        (("Convolution", "kernel", []), r"never \[\]")])
+        (("Convolution", "weight", ["x"]), "no attribute 'weight'"), (("Convolution", "kernel", []), r"never \[\]")])
     def test_a_condition_that_never_holds_is_refused(self, condition, message):
         for apply in (lambda lists: amp.init("bfloat16" if RUNS_BFLOAT16 else "float32", **lists),
                       lambda lists: amp.convert_symbol(layer(mx.sym.var("data")), **GPU, **lists)):

@@ -35,9 +35,7 @@ CASES = {
                       {"mode": "gru", "state_size": 5, "num_layers": 1, "bidirectional": True}),
     "elementwise": ("elemwise_add", [(4, 5), (4, 5)], (4, 5), 20, {}),
     "a sum reads more than it writes": ("sum", [(4, 5)], (4,), 20, {}),
-    "data movement": ("transpose", [(4, 5)], (5, 4), 0, {}),
-    "a cast": ("amp_cast", [(4, 5)], (4, 5), 0, {}),
-}
+    "data movement": ("transpose", [(4, 5)], (5, 4), 0, {}), "a cast": ("amp_cast", [(4, 5)], (4, 5), 0, {})}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

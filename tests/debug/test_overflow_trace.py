@@ -74,8 +74,7 @@ FAULTS = {  # factors, data, what else the step gets, and attributes of the repo
         "phase": "loss", "tensor": "output 0", "rounded_to": ""}),
     "scale": ((1,), ONES, {"scale": 2.0 ** 20}, {
         "phase": "loss", "tensor": "output 0", "rounded_to": "float16", "gradients": [2.0 ** 20],
-        "loss_scale": 2.0 ** 20}),
-}
+        "loss_scale": 2.0 ** 20})}
 
 
 @hybridized_or_not

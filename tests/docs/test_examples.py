@@ -139,8 +139,7 @@ class TestTrainerClass:
     @pytest.mark.parametrize(("script", "arguments", "message"), [
         ("main", ["--epochs", "0"], "argument --epochs: expected a number of at least 1, received 0"),
         ("main", ["--batch-size", "5000"], "expected at most the 1437 images for training in a batch, received "),
-        ("estimator_fit", ["--checkpoints", __file__], "which is a file"),
-    ])
+        ("estimator_fit", ["--checkpoints", __file__], "which is a file")])
     def test_refuses_options(self, script, arguments, message):
         assert message in refusal(f"trainer_class/{script}.py", *arguments)
 

@@ -150,8 +150,7 @@ def test_a_loss_without_a_kernel_for_its_gradient(grad_req, columns, recorded, i
     (lambda: nd.clip(nd.ones(LARGE, dtype="float64"), 0, 1), "float64"),
     (lambda: nd.LayerNorm(nd.ones(LARGE), nd.ones(256), nd.ones(256), axis=0), "another axis"),
     (lambda: nd.LayerNorm(nd.ones(LARGE), nd.ones(1024), nd.ones(1024), output_mean_var=True)[1], "statistics"),
-    (lambda: nd.clip(nd.ones(LARGE).tostype("row_sparse"), 0, 1), "sparse"),
-])
+    (lambda: nd.clip(nd.ones(LARGE).tostype("row_sparse"), 0, 1), "sparse")])
 def test_others_are_left_alone(call, message, served):
     expected = call().asnumpy()
     amp.init("float32")

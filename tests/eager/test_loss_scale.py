@@ -72,8 +72,7 @@ HEADS = {
     "MakeLoss": lambda F, x, y: F.MakeLoss(F.square(x - y), grad_scale=0.5),
     "make_loss": lambda F, x, y: F.make_loss(F.square(x - y)),
     "Custom": lambda F, x, y: F.Custom(x, y, op_type="own_gradients_squared"),
-    "Custom that passes on": lambda F, x, y: F.Custom(x, op_type="own_gradients_passed"),
-}
+    "Custom that passes on": lambda F, x, y: F.Custom(x, op_type="own_gradients_passed")}
 
 
 class Net(HybridBlock):

@@ -61,9 +61,7 @@ def _layers():
         "two": [nn.BatchNorm(in_channels=8), nn.Conv2D(8, 1, in_channels=8), nn.BatchNorm(in_channels=8)],
         "frozen": [nn.BatchNorm(in_channels=8, scale=False, center=False)],
         "with_relu": [nn.BatchNormReLU(in_channels=8), nn.Conv2D(8, 1, in_channels=8)],
-        "custom": [_Counted()],
-        "sparse_regulariser": [_regularised()],
-    }
+        "custom": [_Counted()], "sparse_regulariser": [_regularised()]}
 
 
 def _net(layers, mode, devices=(None,)):

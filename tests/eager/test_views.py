@@ -19,13 +19,10 @@ VIEWS = {
     "part_pooled": lambda F, y: F.Pooling(y[1:2], kernel=(2, 2), pool_type="avg"),
     "shuffled_and_pooled": lambda F, y: F.Pooling(y.reshape((0, -4, 2, -1, -2)).swapaxes(1, 2).reshape((0, -3, -2)),
                                                   kernel=(2, 2), pool_type="avg"),
-    "normalized": lambda F, y: F.softmax(y.reshape((0, -1))),
-    "one": lambda F, y: F.relu(y[1]),
-}
+    "normalized": lambda F, y: F.softmax(y.reshape((0, -1))), "one": lambda F, y: F.relu(y[1])}
 BY_OPERATORS = {  # at those MXNet's pooling fails
     "pooled": lambda F, y: F.Pooling(F.reshape(y, (0, -3, 0)), kernel=(2,), stride=(2,), pool_type="avg"),
-    "part_pooled": lambda F, y: F.Pooling(F.slice_axis(y, axis=0, begin=1, end=2), kernel=(2, 2), pool_type="avg"),
-}
+    "part_pooled": lambda F, y: F.Pooling(F.slice_axis(y, axis=0, begin=1, end=2), kernel=(2, 2), pool_type="avg")}
 
 
 class Net(HybridBlock):

@@ -156,8 +156,7 @@ STATES = {
     "given": lambda F, layer, x, h, c: (lambda y, states: (y, *states))(*layer(x, [h, c])),
     "zeros and given": lambda F, layer, x, c: layer(x, [F.zeros((2, 3, 5)), c])[0],
     "given and zeros": lambda F, layer, x, h: layer(x, [h, F.zeros((2, 3, 5))])[0],
-    "zeros like": lambda F, layer, x, c: layer(x, [F.zeros_like(c), c])[0],
-}
+    "zeros like": lambda F, layer, x, c: layer(x, [F.zeros_like(c), c])[0]}
 
 
 @pytest.mark.parametrize("layout", ["TNC", "NTC"])

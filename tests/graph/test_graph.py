@@ -20,8 +20,7 @@ MLP = {
          "subgraphs": [{"nodes": [], "heads": []}]},
     ],
     "arg_nodes": [0, 1], "node_row_ptr": [0, 1, 2, 3, 5], "heads": [[3, 1, 0]],
-    "attrs": {"mxnet_version": ["int", 10901]},
-}
+    "attrs": {"mxnet_version": ["int", 10901]}}
 
 
 def test_attributes_are_read():
@@ -46,8 +45,7 @@ def test_attributes_of_old_files_are_read():
     ({"heads": [[9, 0, 0]]}, "node 9"),
     ({"heads": [[2, 1, 0]]}, "output 1"),
     ({"nodes": None}, "TypeError"),
-    ({"nodes": [{"op": "relu", "name": "r", "inputs": [[1, 0, 0]]}]}, "does not come before"),
-])
+    ({"nodes": [{"op": "relu", "name": "r", "inputs": [[1, 0, 0]]}]}, "does not come before")])
 def test_a_malformed_graph_is_refused_with_the_place(change, message):
     with pytest.raises(GraphError, match=message):
         Graph.from_json(json.dumps({**MLP, **change}))

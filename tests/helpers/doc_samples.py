@@ -121,5 +121,4 @@ def _first_missing(names: Iterator[str] | list[str], known: frozenset[str] | lis
 
 
 _CHECKS: dict[str, Callable[[list[str]], str | None]] = {
-    "gluon-amp": _check_command_line, "make": _check_make, "pip": _check_pip, "python": _check_python,
-}
+    "gluon-amp": _check_command_line, "make": _check_make, "pip": _check_pip, "python": _check_python}

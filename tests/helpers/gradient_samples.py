@@ -14,9 +14,7 @@ REFUSED = {
     "Deconvolution": "its backward pass ends the process where another operator reads the weight, too",
     "Dropout": "it draws other numbers each time",
     "khatri_rao": "it asks for gradients of gradients",
-    "_npi_copysign_scalar": "its backward pass is an error",
-    "_npi_rcopysign_scalar": "its backward pass is an error",
-}
+    "_npi_copysign_scalar": "its backward pass is an error", "_npi_rcopysign_scalar": "its backward pass is an error"}
 _MAP, _SMALL = low(2, 16, 12, 12), low(2, 16, 6, 8)
 _STATISTICS = (fixed(16, values="zeros", aux=True), fixed(16, values="ones", aux=True))
 _SLOPES = (((2, 16, 6, 8), (1,)), ((6, 16), (16,)), ((6, 16), (1,)), ((2, 16, 9), (16,)), ((2, 16, 3, 4, 5), (16,)),
@@ -110,8 +108,7 @@ def _products():
 OTHERS = (*_resized(), *_rectifiers(), *_norms(), *_indices(), *_trivial(), *_products(),
           *(_recurrent(mode, gates, layers, directions, state_outputs=True)
             for mode, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1))
-            for layers in (1, 2) for directions in (1, 2)),
-          _recurrent("lstm", 4, 1, 1), _recurrent("gru", 3, 1, 1))
+            for layers in (1, 2) for directions in (1, 2)), _recurrent("lstm", 4, 1, 1), _recurrent("gru", 3, 1, 1))
 IN_INFERENCE = (
     *(sample("Pooling", low(2, 16, *size, values="distinct"), kernel="(2,)" if len(size) == 1 else "(2, 2)",
              stride="(2,)" if len(size) == 1 else "(2, 2)", note=str(size)) for size in ((12,), (12, 12))),

@@ -162,8 +162,7 @@ VALUES: dict[str, Callable[[Any, tuple, str], np.ndarray]] = {
     "lower": lambda random, shape, _: np.tril(random.normal(size=shape) * 0.5) + 2 * np.eye(shape[-1]),
     "softmax": lambda random, shape, _: random.dirichlet(np.ones(shape[-1]), size=shape[:-1]),
     "boxes": _boxes, "rois": _rois, "rotated_rois": _rotated_rois, "box_labels": _labelled_boxes,
-    "detections": lambda random, shape, _: _labelled_boxes(random, shape, "scores"),
-}
+    "detections": lambda random, shape, _: _labelled_boxes(random, shape, "scores")}
 
 # Elementwise operators, by the domain of their inputs
 
@@ -178,8 +177,7 @@ UNARY = {
     "positive": "gamma gammaln log log10 log1p log2 rcbrt reciprocal rsqrt sqrt "
                 "_npi_log _npi_log10 _npi_log1p _npi_log2 _npi_reciprocal _npi_sqrt",
     "unit": "arccos arcsin arctanh erfinv tan _npi_arccos _npi_arcsin _npi_arctanh _npi_tan",
-    "above_one": "arccosh _npi_arccosh",
-    "few": "logical_not _npi_logical_not"}
+    "above_one": "arccosh _npi_arccosh", "few": "logical_not _npi_logical_not"}
 WITH_SCALAR = {
     "normal": "_plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _maximum_scalar _minimum_scalar "
               "_hypot_scalar _scatter_plus_scalar _scatter_minus_scalar "
@@ -245,8 +243,7 @@ def _convolution(op: str, data: tuple[int, ...], filters: int, kernel: tuple[int
     first, second = (channels, filters // group) if op == "Deconvolution" else (filters, channels // group)
     weight = (first, *kernel, second) if last else (first, second, *kernel)
     inputs = [low(*data), low(*weight, values="small")] + ([low(filters)] if bias else [])
-    return sample(op, inputs, kernel=kernel, num_filter=filters, num_group=group, no_bias=not bias, note=note,
-                  **attrs)
+    return sample(op, inputs, kernel=kernel, num_filter=filters, num_group=group, no_bias=not bias, note=note, **attrs)
 
 
 def _convolutions() -> Iterator[Sample]:
@@ -594,8 +591,7 @@ def _detection() -> Iterator[Sample]:
     for make, note in ((low, ""), (fixed, "FP32 anchors and labels")):
         yield sample("_contrib_MultiBoxTarget", (make(1, 30, 4, values="boxes"), make(1, 3, 5, values="box_labels"),
                                                  low(1, 3, 30)), gradient=False, note=note)
-    yield sample("_contrib_MultiBoxDetection", (low(1, 3, 30, values="zero_one"), low(1, 120), corners),
-                 gradient=False)
+    yield sample("_contrib_MultiBoxDetection", (low(1, 3, 30, values="zero_one"), low(1, 120), corners), gradient=False)
     for op in ("_contrib_Proposal", "_contrib_MultiProposal"):
         yield sample(op, (low(1, 24, 6, 6, values="zero_one"), low(1, 48, 6, 6, values="small"),
                           fixed(1, 3, values="constant:96")), rpn_pre_nms_top_n=50, rpn_post_nms_top_n=10,
@@ -607,8 +603,7 @@ def _detection() -> Iterator[Sample]:
                  note="FP32 regions")
     yield sample("_contrib_RROIAlign", (_IMAGES, low(5, 6, values="rotated_rois")), gradient=False, **pooled,
                  sampling_ratio=2)
-    yield sample("_contrib_PSROIPooling", (_IMAGES, rois), spatial_scale=1.0, output_dim=4, pooled_size=2,
-                 group_size=2)
+    yield sample("_contrib_PSROIPooling", (_IMAGES, rois), spatial_scale=1.0, output_dim=4, pooled_size=2, group_size=2)
     yield sample("_contrib_DeformablePSROIPooling", (_IMAGES, rois, low(5, 2, 2, 2)), spatial_scale=1.0, output_dim=4,
                  group_size=2, pooled_size=2, part_size=2, sample_per_part=2)
     offsets, masks = low(2, 18, 12, 12, values="small"), low(2, 9, 12, 12, values="zero_one")
@@ -704,8 +699,7 @@ WITHOUT = {
     r"_npi_(bitwise|lcm)": "integers only",
     r"_CachedOp": "runs a graph: each operator in it by its own rules",
     r"(CuDNNBatchNorm|_FusedOp|_FusedOpHelper|_FusedOpOutHelper|_contrib_mrcnn_mask_target)$":
-        "in the CUDA build of MXNet only",
-}
+        "in the CUDA build of MXNet only"}
 
 
 def is_backward(op: str) -> bool:

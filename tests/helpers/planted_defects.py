@@ -165,5 +165,4 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "scale_not_carried": _patched((loss_scale._LossScale, "_fill", lambda *_: None)),
     "constants_lost": _patched((policy, "within_range", lambda decision, *_: decision)),
     "ends_the_process": _patched((passes, "run", lambda *_: os.kill(os.getpid(), signal.SIGKILL))),
-    "marks_in_files": _patched((symbols.Graph, "forget", lambda *_: None)),
-}
+    "marks_in_files": _patched((symbols.Graph, "forget", lambda *_: None))}

@@ -24,8 +24,7 @@ MODES: dict[str, dict[str, Any]] = {
     "eager": {"active": False},
     "hybrid": {"active": True},
     "static_alloc": {"active": True, "static_alloc": True},
-    "static_shape": {"active": True, "static_alloc": True, "static_shape": True},
-}
+    "static_shape": {"active": True, "static_alloc": True, "static_shape": True}}
 STEPS = 20
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 

@@ -443,9 +443,7 @@ TABLE = [
         {"steps": 3, "batch": 5, "width": 33, "states": 17, "layers": 1, "directions": 1}, {"layers": 3},
         {"steps": 2, "batch": 1, "width": 3, "states": 65, "layers": 1}, {"layers": 2, "directions": 1})),
     *(box_nms(boxes(3, count, ties), **attrs) for attrs in SUPPRESSION for count in (1, 7, 500)
-      for ties in (False, True)),
-    box_nms(boxes(1, 30)[0]), box_nms(boxes(6, 30).reshape(2, 3, 30, 6)),
-]
+      for ties in (False, True)), box_nms(boxes(1, 30)[0]), box_nms(boxes(6, 30).reshape(2, 3, 30, 6))]
 # One of each, for what does not depend on sizes.
 SAMPLES = {
     "clip": clip((3, 17)), "gelu": gelu((3, 17)), "hard_swish": hard_swish((3, 17)), "swish": swish((3, 17)),
@@ -463,8 +461,7 @@ SAMPLES = {
     "depthwise": convolution((4, 16, 5, 5), 16, (3, 3), pad=(1, 1), groups=16), "dense": dense((5, 7), 3),
     "batch_dot": batch_dot((4, 7, 5), (4, 5, 9)), "attention": attention("joined", 4, 5, 5, 3, 5, "bias", rows=False),
     "masked": attention("separate", 4, 5, 6, 3, 5, "mask", "lengths"), "box_nms": box_nms(boxes(4, 30)),
-    **{mode: rnn(mode) for mode in GATES},
-}
+    **{mode: rnn(mode) for mode in GATES}}
 
 
 def in_types(cases):
@@ -561,8 +558,7 @@ EMPTY = {
     "attention": (attention("separate", 0, 5, 5, 3, 4, "bias"), (0, 5, 12)),
     "box_nms": (box_nms(np.zeros((0, 5, 6), "float32")), (0, 5, 6)),
     **{mode: (rnn(mode, batch=0), (4, 0, 14)) for mode in GATES},
-    **{f"{mode} without a step": (rnn(mode, steps=0), (0, 3, 14)) for mode in GATES},
-}
+    **{f"{mode} without a step": (rnn(mode, steps=0), (0, 3, 14)) for mode in GATES}}
 
 
 @pytest.mark.parametrize(("case", "dtype"), in_types({name: case for name, (case, _) in EMPTY.items()}))

@@ -259,8 +259,7 @@ def test_without_a_compiler_everything_else_works(sources, tmp_path):
 def test_wheel_holds_the_operators_for_any_linux_since_glibc_2_17(sources, tmp_path):
     link = re.search("^WHEEL_LINK = (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     old_glibc = ROOT / "tools" / "old_glibc.cc"
-    subprocess.run(["c++", "-fPIC", "-fvisibility=hidden", "-c", old_glibc, "-o", tmp_path / "old.o"],
-                   check=True)
+    subprocess.run(["c++", "-fPIC", "-fvisibility=hidden", "-c", old_glibc, "-o", tmp_path / "old.o"], check=True)
     pip("wheel", "--no-build-isolation", "--wheel-dir", tmp_path / "dist", ".", cwd=sources,
         LDFLAGS=f"{tmp_path / 'old.o'} {link}")
     (wheel,) = (tmp_path / "dist").glob("*.whl")

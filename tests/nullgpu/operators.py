@@ -15,8 +15,7 @@ POLICY = Policy("float16")
 
 def conditions(op: str) -> list[str]:
     """Name the samples of an operator that the table may run in float16."""
-    return [item.condition for item in SAMPLES[op]
-            if POLICY.decide(op, item.attrs).rule in (LOWER, NEUTRAL, WIDEST)]
+    return [item.condition for item in SAMPLES[op] if POLICY.decide(op, item.attrs).rule in (LOWER, NEUTRAL, WIDEST)]
 
 
 def dispatch(op: str, dtype: str = "float16", only: str | None = None) -> list[tuple[str, str]]:

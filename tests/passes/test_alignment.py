@@ -75,7 +75,12 @@ class TestChannels:
     @pytest.mark.parametrize(("filters", "settings", "padded"), [
         *((filters, {}, True) for filters in (20, 84, 126, 324)),  # products of matrices otherwise
         (24, {"device": Device(16)}, True), (24, {"device": Device(8)}, False), (32, {}, False),
-        (324, {"training": False}, False), (84, {"kernel": 1}, False), (84, {"shape": (1, 160, 8, 8)}, False),
+        *((324, {"training": False, "device": Device(multiple)}, padded) for multiple, padded in (
+            (None, False), (1, False), (8, True), (16, True))),
+        (12, {"training": False, "device": Device(16), "channels": 8, "shape": (1, 8, 8, 8)}, True),
+        (12, {"training": False, "device": Device(16), "channels": 3, "shape": (1, 3, 8, 8)}, False),  # an image
+        (84, {"training": False, "device": Device(16), "kernel": 1}, False), (84, {"kernel": 1}, False),
+        (84, {"shape": (1, 160, 8, 8)}, False),
         (84, {"channels": 64, "shape": (2, 64, 16, 16)}, False), (84, {"channels": 80, "num_group": 2}, False)])
     def test_in_fp32(self, filters, settings, padded):
         where = {name: settings.pop(name) for name in ("device", "training") if name in settings}
@@ -83,7 +88,7 @@ class TestChannels:
         assert is_padded(node, **where) == padded
         node = convolution(filters, **settings)
         node.shapes = [None]
-        assert not is_padded(node, **where)
+        assert is_padded(node, **where) == (padded and "training" in where)  # which looks at the weight alone
 
     @pytest.mark.parametrize("grad_req", ["write", "add"])
     def test_values_and_gradients_in_fp32(self, grad_req):

@@ -45,8 +45,7 @@ class Blocks(HybridBlock):
     def add(self, filters, kernel, channels, groups=1, momentum=0.9, scale=True):
         """Add a convolution and BatchNorm."""
         self.layers.add(nn.Conv2D(filters, kernel, padding=kernel // 2, groups=groups, in_channels=channels,
-                                  use_bias=False),
-                        nn.BatchNorm(in_channels=filters, momentum=momentum, scale=scale))
+                                  use_bias=False), nn.BatchNorm(in_channels=filters, momentum=momentum, scale=scale))
 
     def normalised(self, number, x):
         return self.layers[2 * number + 1](self.layers[2 * number](x))

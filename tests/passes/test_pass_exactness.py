@@ -64,6 +64,19 @@ class Fusable(HybridBlock):
         return F.relu(self.second(F.relu(self.first(x))) + x)
 
 
+class Masked(HybridBlock):
+    """A convolution whose weight is times a mask."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(16, 16, 3, 3))
+            self.mask = self.params.get("mask", shape=(1, 16, 1, 1))
+
+    def hybrid_forward(self, F, x, weight, mask):
+        return F.Convolution(x, F.broadcast_mul(weight, mask), kernel=(3, 3), num_filter=16, no_bias=True)
+
+
 def chain(*layers):
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -105,18 +118,15 @@ PADDED = Case(lambda: chain(lambda: nn.Conv2D(20, 3, in_channels=16), lambda: nn
 SHAPED = Case(lambda: Anchors(prefix="net_"), ("float16", BF16))
 RECTIFIED = Case(between("relu"), (BF16,))
 
-STRIDED = Case(lambda: chain(lambda: nn.Conv2D(32, 7, 2, 3, in_channels=3)), (AMX,),
-               shape=(1, 3, 13, 12))
+STRIDED = Case(lambda: chain(lambda: nn.Conv2D(32, 7, 2, 3, in_channels=3)), (AMX,), shape=(1, 3, 13, 12))
 
 LIMITED = Case(lambda: chain(lambda: nn.Conv2D(64, 1, in_channels=16),
                              lambda: nn.HybridLambda(lambda F, x: F.clip(x, -999, 999)),
-                             lambda: nn.Conv2D(16, 1, in_channels=64)),
-               (CORE,), shape=(8, 16, 6, 6))
+                             lambda: nn.Conv2D(16, 1, in_channels=64)), (CORE,), shape=(8, 16, 6, 6))
 
 GATED = Case(lambda: chain(lambda: nn.Conv2D(64, 1, in_channels=16),
                            lambda: nn.HybridLambda(lambda F, x: x * (F.clip(x + 4.0, 0, 8) / 4.0)),
-                           lambda: nn.Conv2D(16, 1, in_channels=64)),
-             (CORE,), shape=(8, 16, 6, 6))
+                           lambda: nn.Conv2D(16, 1, in_channels=64)), (CORE,), shape=(8, 16, 6, 6))
 
 # Convolutions with limits between them; the first reads the image, and stays MXNet's. Each channel apart: what it gives
 # fits bfloat16.
@@ -130,7 +140,7 @@ SPACED = Case(lambda: chain(
     lambda: nn.Conv2D(16, 3, padding=1, in_channels=16)), EVERYWHERE)
 
 # Passes that change parameters, or behaviour in training, or that MXNet does.
-OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}
+OF_WEIGHTS = {"drop_training", "fold_weights", "fold_batch_norm", "cast_params_offline", "fuse"}
 
 TRAINING = {"hard_swish": GATED, "channels_last": CHAINED, "native_operators": LIMITED,
             "native_activations": RECTIFIED, "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED,
@@ -138,14 +148,14 @@ TRAINING = {"hard_swish": GATED, "channels_last": CHAINED, "native_operators": L
 INFERENCE = {
     "native_activations": RECTIFIED,
     "drop_training": Case(dropped, EVERYWHERE),
+    "fold_weights": Case(lambda: Masked(prefix="net_"), EVERYWHERE),
     "fold_batch_norm": Case(folded, EVERYWHERE),
     "shape_operands": SHAPED,
     "fold_padding": SPACED,
-    "align_channels": Case(convolution(260, 3), (BF16,)),
+    "align_channels": Case(convolution(260, 3), ("float32", BF16)),
     "dilate_pointwise": Case(convolution(32, 1), (AMX,)),
     "cast_params_offline": Case(convolution(32, 3), ("float16", BF16)),
-    "fuse": Case(lambda: Fusable(prefix="net_"), ("float32", BF16)),
-}
+    "fuse": Case(lambda: Fusable(prefix="net_"), ("float32", BF16))}
 
 
 def expand(cases):

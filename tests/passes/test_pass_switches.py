@@ -40,13 +40,11 @@ class TestTable:
 class TestNames:
     @pytest.mark.parametrize(("names", "message"), [
         (["align_chanels"], r"disable_passes: there is no pass 'align_chanels'\. Did you mean 'align_channels'\?"),
-        (["fold_constants"], "Those that can be switched off are .*cast_params_offline"),
+        (["prune_weights"], "Those that can be switched off are .*cast_params_offline"),
         (["place_casts"], "'place_casts' cannot be switched off: without it operators would read"),
         (["assign_dtypes"], "'assign_dtypes' cannot be switched off: .*leave amp.init"),
         ("align_channels", "expected a list of names of passes, received disable_passes='align_channels'"),
-        ([3], "expected a list of names of passes"),
-        (3, r"received disable_passes=3 \(of type int\)"),
-    ])
+        ([3], "expected a list of names of passes"), (3, r"received disable_passes=3 \(of type int\)")])
     def test_wrong_ones_are_refused_everywhere(self, names, message):
         with pytest.raises(PolicyError, match=message):
             amp.init(disable_passes=names)
@@ -81,8 +79,7 @@ class TestConversionArguments:
     (True, False, False, "bfloat16", "(2, 2)"), (True, False, True, "float32", None),
     (False, False, True, "bfloat16", None), (True, True, True, "bfloat16", None)])
 def test_pointwise_convolutions_stay_sound(amx, training, off, dtype, dilation):
-    policy = Policy("bfloat16", training=training,
-                    disabled_passes=frozenset({"dilate_pointwise"} if off else ()))
+    policy = Policy("bfloat16", training=training, disabled_passes=frozenset({"dilate_pointwise"} if off else ()))
     result = graph(conv("c", data(32), 32, 32, kernel=1), conv("wide", data(32), 32, 32))
     rewrite(result, policy, Device(amx=amx), check=True)
     nodes = {node.name: node for node in result.operators()}

@@ -72,8 +72,7 @@ RUNS = {
     "ones": lambda F, y: F.log(F.broadcast_add(y, F.ones((1, 1)) * 1e-8)),
     "matrix": lambda F, y: F.log(F.dot(y, F.full((16, 4), 1e-8)) + 1e-12),
     "pad": lambda F, y: F.pad(F.reshape(y, (1, 1, 4, 16)), mode="constant", constant_value=-1e9,
-                              pad_width=(0, 0, 0, 0, 1, 1, 1, 1)) * 1e-9,
-}
+                              pad_width=(0, 0, 0, 0, 1, 1, 1, 1)) * 1e-9}
 
 
 def _network(name):

@@ -82,8 +82,7 @@ class TestTables:
     ("broadcast_add", {}, None, FP32, WIDEST), ("Activation", {"act_type": "softrelu"}, None, NEUTRAL, FP32),
     ("LeakyReLU", {"act_type": "prelu"}, None, FP32, WIDEST), ("mp_sgd_update", {}, None, KEEP, KEEP),
     ("Deconvolution", {}, None, FP32, LOWER), ("Reshape", {}, None, FP32, NEUTRAL), ("mine", {}, None, FP32, FP32),
-    ("Cast", {}, None, KEEP, KEEP), ("_random_uniform", {}, None, KEEP, KEEP), ("Custom", {}, None, FP32, FP32),
-])
+    ("Cast", {}, None, KEEP, KEEP), ("_random_uniform", {}, None, KEEP, KEEP), ("Custom", {}, None, FP32, FP32)])
 def test_decisions_that_matter(operator, attributes, channels, low, half):
     decisions = [Policy(dtype).decide(operator, attributes, (2, channels, 8, 8)).rule for dtype in DTYPES]
     assert decisions == [low, half]

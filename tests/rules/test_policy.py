@@ -24,8 +24,7 @@ KNOWN["linalg_gemm2"] = "_linalg_gemm2"
     ({"target_precision_ops": ["transpose"]}, "'transpose' cannot run in bfloat16.*corrupts memory"),
     ({"target_precision_ops": ["sgd_update"]}, "'sgd_update' cannot run in bfloat16"),
     ({"conditional_fp32_ops": [("Activation", "act_type")]}, "expected a list of .operator, attribute"),
-    ({"conditional_fp32_ops": [("Activatoin", "act_type", ["relu"])]}, "Did you mean 'Activation'"),
-])
+    ({"conditional_fp32_ops": [("Activatoin", "act_type", ["relu"])]}, "Did you mean 'Activation'")])
 def test_wrong_lists_are_refused(arguments, message):
     with pytest.raises(PolicyError, match=message):
         make_policy("bfloat16", KNOWN, **arguments)
@@ -99,8 +98,7 @@ def test_other_types_are_refused(spelling):
     ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX2"}, "AVX2", "float32", None),
     ("avx2", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "AVX2", "float32", None),
     ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "ALL"}, "AVX512_CORE_BF16", "bfloat16", None),
-    ("", {}, "SSE41", "float32", None),
-])
+    ("", {}, "SSE41", "float32", None)])
 def test_the_cpu_decides_the_type(flags, environ, isa, dtype, on_request):
     name = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ, amx=True)
     found = dtypes.cpu_support(name)

@@ -224,8 +224,7 @@ class TestSymbols:
     ({"target_dtype": "int8"}, amp.DTypeError, "expected 'float16', 'bfloat16'"),
     ({"fp32_ops": ["Convolutin"]}, amp.PolicyError, "Did you mean 'Convolution'"),
     ({"fp32_ops": ["Pooling"], "target_precision_ops": ["Pooling"]}, amp.PolicyError, "in one list only"),
-    ({"layout_optimization": True}, amp.StateError, "MXNet 2"),
-])
+    ({"layout_optimization": True}, amp.StateError, "MXNet 2")])
 def test_a_failed_init_leaves_mxnet_as_it_was(arguments, error, message):
     before = mx.ndarray.CachedOp
     with pytest.raises(error, match=message):

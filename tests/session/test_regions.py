@@ -199,8 +199,7 @@ def test_a_region_ends_with_an_exception():
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({"enabled": "yes"}, TypeError, "expected True or False, received enabled='yes'"),
-    ({"dtype": "int8"}, amp.DTypeError, "received dtype='int8'"),
-])
+    ({"dtype": "int8"}, amp.DTypeError, "received dtype='int8'")])
 def test_wrong_regions_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         amp.autocast(**arguments)

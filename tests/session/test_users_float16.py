@@ -21,9 +21,7 @@ OPERATORS = {
     "box_iou": lambda F, a, b: F.contrib.box_iou(F.abs(a), F.abs(b)),
     "batch_dot": lambda F, a, b: F.batch_dot(F.expand_dims(a, 0), F.expand_dims(b, 0), transpose_b=True),
     "maximum": lambda F, a, b: F.broadcast_maximum(a, b),
-    "smooth_l1": lambda F, a, b: F.smooth_l1(a - b, scalar=1.0),
-    "equal": lambda F, a, b: F.broadcast_equal(a, b),
-}
+    "smooth_l1": lambda F, a, b: F.smooth_l1(a - b, scalar=1.0), "equal": lambda F, a, b: F.broadcast_equal(a, b)}
 
 
 class Apply(HybridBlock):

@@ -13,8 +13,7 @@ from networks import differentiate
 
 import gluon_amp as amp
 
-pytestmark = [pytest.mark.machine,
-              pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
+pytestmark = [pytest.mark.machine, pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
 
 
 class Heads(HybridBlock):

@@ -32,8 +32,7 @@ _AMX = f"{_BF16} amx_bf16 amx_tile"
     ("GenuineIntel", 6, 207, _BF16, FLOAT32, "0.6 times as fast as FP32, Intel family 6, model 207"),
     # others of the same makers
     ("AuthenticAMD", 99, 0, _BF16, BFLOAT16, "times as fast as FP32, as on the nearest CPU that was measured, AMD"),
-    ("GenuineIntel", 6, 255, _BF16, FLOAT32, "as fast as FP32, as on the nearest CPU that was measured, Intel"),
-])
+    ("GenuineIntel", 6, 255, _BF16, FLOAT32, "as fast as FP32, as on the nearest CPU that was measured, Intel")])
 def test_the_choice_on_each_kind_of_cpu(vendor, family, model, flags, dtype, said, monkeypatch):
     cpuinfo = f"vendor_id : {vendor}\ncpu family : {family}\nmodel : {model}\nflags : {flags}\n\n"
     isa = cpu_isa(cpuinfo, {}, amx="amx" in flags)

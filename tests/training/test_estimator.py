@@ -185,8 +185,7 @@ def test_resuming_continues_exactly(tmp_path):
     begun = estimator()
     begun.fit(loader(), epochs=1, event_handlers=[amp.AmpHandler(loss_scaler=scaler()), checkpoints(tmp_path)])
     resumed, handler = estimator(), amp.AmpHandler(loss_scaler=scaler())
-    resumed.fit(loader(), epochs=3,
-                event_handlers=[handler, checkpoints(tmp_path, resume_from_checkpoint=True)])
+    resumed.fit(loader(), epochs=3, event_handlers=[handler, checkpoints(tmp_path, resume_from_checkpoint=True)])
     assert_equal(weights(resumed.net), weights(whole.net))
     assert handler.loss_scaler.state_dict() == whole.trainer._amp_loss_scaler.scaler.state_dict()
 

@@ -76,8 +76,7 @@ OPTIONS = {
     "adam": PLAIN, "nag": [{**options, "momentum": 0.9} for options in PLAIN], "bertadam": PLAIN,
     "lamb": [*PLAIN, {"learning_rate": 0.01, "bias_correction": False, "lower_bound": 0.5},
              {"learning_rate": 0.01, "lower_bound": 0.0, "upper_bound": 2.0}, {"upper_bound": 0.0}],
-    "signum": PLAIN[:1], "rmsprop": PLAIN[:1], "adamax": PLAIN[:1],
-}
+    "signum": PLAIN[:1], "rmsprop": PLAIN[:1], "adamax": PLAIN[:1]}
 
 
 @pytest.mark.parametrize("contexts", [CONTEXTS[:1], CONTEXTS], ids=["one", "two"])
