@@ -145,7 +145,8 @@ def rcnn_settings(batch: int) -> dict[str, Any]:
             "rpn_min_size": 1, "num_sample": 16, "max_num_gt": 3, "per_device_batch_size": batch, "clip": 4.14}
 
 
-def rcnn_with_one_scale(batch: int, make: Callable[..., HybridBlock] = get_faster_rcnn, **settings: Any) -> HybridBlock:
+def rcnn_with_one_scale(batch: int, make: Callable[..., HybridBlock] = get_faster_rcnn,
+                        **settings: Any) -> HybridBlock:
     base = get_model("resnet18_v1b", pretrained=False, use_global_stats=True)
     features, top = nn.HybridSequential(), nn.HybridSequential()
     for layer in ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3"):
@@ -359,7 +360,8 @@ NETWORKS: dict[str, Callable[[], Task]] = {
     "lstm_plain": partial(language_model, tied=False),
     "lstm_tied": partial(language_model, tied=True),
     "transformer": lambda: sequence_classifier(Encoder(), numpy=False),
-    "transformer_numpy": lambda: sequence_classifier(NumpyEncoder(), numpy=True)}
+    "transformer_numpy": lambda: sequence_classifier(NumpyEncoder(), numpy=True),
+}
 
 
 def make_task(name: str) -> Task:
