@@ -14,7 +14,7 @@ from mxnet.base import _LIB, SymbolHandle, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from ..graph.attrs import TYPE_FLAGS
+from ..graph.attrs import TYPE_FLAGS, parameters
 from ..machine.dtypes import FLOAT32
 from .invoke import Invoke, invoke, original_invoke, run_operator
 from .symbols import dtype_name
@@ -223,8 +223,8 @@ class NDArrayWeights:
     def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
         """Add the result of an operator on parameters as a parameter."""
         with self._context():
-            own = {key: str(value) for key, value in attrs.items() if not key.startswith("__")}
-            self.arrays[name] = invoke(op, [self.arrays[source].as_nd_ndarray() for source in inputs], own)[0]
+            arrays = [self.arrays[source].as_nd_ndarray() for source in inputs]
+            self.arrays[name] = invoke(op, arrays, parameters(attrs))[0]
 
     def rename(self, old: str, new: str) -> None:
         """Give a parameter another name."""

@@ -59,6 +59,7 @@ def drop_training(graph: Graph, context: Context) -> int:
     return len(dropped)
 
 
+LAYERS = ("Convolution", "FullyConnected")  # oneDNN 2.4 adds the bias of a Deconvolution slower than a BatchNorm runs
 # Operators that may give other results at another call, and casts, which ``cast_params_offline`` stores.
 _NOT_FOLDED = frozenset((*SAMPLES, *CASTS, *BODIES, "_shuffle", "Dropout", "Custom"))
 
@@ -87,7 +88,6 @@ def _is_constant(nodes: Sequence[Node], weights: Any, consumers: Consumers) -> b
             and all(inside.issuperset(consumers.of(Entry(node))) for node in nodes[:-1]))
 
 
-LAYERS = ("Convolution", "FullyConnected")  # oneDNN 2.4 adds the bias of a Deconvolution slower than a BatchNorm runs
 _DEFAULT_EPS = 1e-3  # of MXNet's operator
 
 

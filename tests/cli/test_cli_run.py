@@ -68,7 +68,8 @@ def test_the_exit_code_is_the_scripts(tmp_path):
 @pytest.mark.parametrize(("arguments", "said"), [
     ([], "expected a Python script to run, as in `gluon-amp run train.py`"),
     (["none.py"], "the script 'none.py' does not exist: expected a Python file, or -m and a module"),
-    (["--dtype", "float8", __file__], "expected")])
+    (["--dtype", "float8", __file__], "expected"),
+])
 def test_what_cannot_run_is_said_in_a_line(arguments, said, capsys):
     assert main(["run", *arguments]) == 1
     err = capsys.readouterr().err
@@ -83,5 +84,6 @@ def test_threads_that_the_script_leaves_behind_run_with_amp(tmp_path):
         "    time.sleep(0.5)\n"
         "    print('thread', gluon_amp.is_active())\n"
         "threading.Thread(target=work).start()\n"
-        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" "print('main')\n"))
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print('main')\n"))
     assert done.stdout == "main\nthread True\n", done.stderr

@@ -66,7 +66,9 @@ class TestGraphs:
             "drop: Dropout(relu)",
             "fc_weight_float16: amp_cast(fc_weight)",
             "fc_bias_float16: amp_cast(fc_bias)",
-            "fc_low: FullyConnected(drop, fc_weight_float16, fc_bias_float16)", "fc: amp_cast(fc_low)"]
+            "fc_low: FullyConnected(drop, fc_weight_float16, fc_bias_float16)",
+            "fc: amp_cast(fc_low)",
+        ]
         assert {name: array.dtype for name, array in new_args.items()} == dict.fromkeys(args, np.float32)
 
     def test_optimised_conversion_folds_drops_and_stores_low_precision(self):
@@ -75,7 +77,10 @@ class TestGraphs:
         assert describe(converted) == [
             "data_float16: amp_cast(data)",
             "bn: Convolution(data_float16, bn_weight, bn_bias)",
-            "relu: Activation(bn)", "fc_low: FullyConnected(relu, fc_weight, fc_bias)", "fc: amp_cast(fc_low)"]
+            "relu: Activation(bn)",
+            "fc_low: FullyConnected(relu, fc_weight, fc_bias)",
+            "fc: amp_cast(fc_low)",
+        ]
         assert {name: array.dtype for name, array in new_args.items()} == dict.fromkeys(
             ["bn_weight", "bn_bias", "fc_weight", "fc_bias"], np.float16)
         assert new_aux == {}
@@ -147,7 +152,8 @@ LAYERS = {
     "deconvolution": (nn.Conv2DTranspose(8, 3, in_channels=6), (2, 6, 5, 5)),
     "grouped deconvolution": (nn.Conv2DTranspose(8, 3, groups=2, in_channels=6), (2, 6, 5, 5)),
     "dense": (nn.Dense(8, in_units=12), (2, 12)),
-    "dense on sequences": (nn.Dense(8, in_units=12, flatten=False), (2, 3, 12))}
+    "dense on sequences": (nn.Dense(8, in_units=12, flatten=False), (2, 3, 12)),
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
-from networks import sequential
+from networks import Computed, masked, sequential
 
 import gluon_amp as amp
 from gluon_amp._mxnet.symbols import to_graph
@@ -191,22 +191,6 @@ def test_files_of_the_network_before_are_refused_and_its_own_are_read(tmp_path):
         np.testing.assert_array_equal(parameter.data().asnumpy(), kept[name])
 
 
-class Computed(gluon.HybridBlock):
-    """A convolution whose weight is computed, with BatchNorm behind it."""
-
-    def __init__(self, compute):
-        super().__init__(prefix="net_")
-        self.compute = compute
-        with self.name_scope():
-            self.weight = self.params.get("weight", shape=(16, 16, 3, 3))
-            self.other = self.params.get("other", shape=(16, 16, 1, 1))
-            self.norm = nn.BatchNorm(in_channels=16)
-
-    def hybrid_forward(self, F, x, weight, other):
-        return self.norm(F.Convolution(x, self.compute(F, x, weight, other), kernel=(3, 3), num_filter=16,
-                                       no_bias=True))
-
-
 def standardised(F, x, weight, other):
     centred = F.broadcast_sub(weight, F.mean(weight, axis=(1, 2, 3), keepdims=True))
     spread = F.sqrt(F.mean(F.square(centred), axis=(1, 2, 3), keepdims=True) + 1e-5)
@@ -215,15 +199,14 @@ def standardised(F, x, weight, other):
 
 @dtypes
 @pytest.mark.parametrize(("compute", "is_stored"), [
-    (lambda F, x, weight, other: F.broadcast_mul(weight, other), True), (standardised, True),
+    (masked, True), (standardised, True),
     (lambda F, x, weight, other: F.broadcast_mul(weight, F.Dropout(other, p=0.5)), True),  # which is dropped before
     (lambda F, x, weight, other: F.broadcast_mul(weight, F.broadcast_add(other, F.mean(x, keepdims=True))), False),
     (lambda F, x, weight, other: weight + 0 * F.random.normal_like(weight), False),
 ], ids=["masked", "standardised", "dropout", "of the data", "drawn"])
 def test_weights_that_are_computed_from_parameters_are_stored(compute, is_stored, dtype, tmp_path):
     """They are a layer's weights then: BatchNorm is folded into them."""
-    net = Computed(compute)
-    net.initialize(mx.init.Uniform(0.3))
+    net = sequential(lambda: [Computed(compute), nn.BatchNorm(in_channels=16)], mx.init.Uniform(0.3), prefix="net_")
     data = mx.nd.array(DATA)
     expected = net(data).asnumpy()
     made = amp.convert_hybrid_block(net, dtype, data_example=data)

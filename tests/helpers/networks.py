@@ -140,3 +140,21 @@ def relative(expected, found):
 def worst(expected, found):
     """The worst relative difference over a dict of arrays, and where it is."""
     return max((relative(expected[name], found[name]), name) for name in expected)
+
+
+class Computed(HybridBlock):
+    """A convolution whose weight is computed from two parameters."""
+
+    def __init__(self, compute, **kwargs):
+        super().__init__(**kwargs)
+        self.compute = compute
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(16, 16, 3, 3))
+            self.other = self.params.get("other", shape=(16, 16, 1, 1))
+
+    def hybrid_forward(self, F, x, weight, other):
+        return F.Convolution(x, self.compute(F, x, weight, other), kernel=(3, 3), num_filter=16, no_bias=True)
+
+
+def masked(F, x, weight, other):
+    return F.broadcast_mul(weight, other)

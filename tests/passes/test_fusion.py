@@ -17,7 +17,10 @@ ACTIVATIONS = {
     "sigmoid": lambda F, x: F.Activation(x, act_type="sigmoid"),
     "gelu": lambda F, x: F.LeakyReLU(x, act_type="gelu"),
     "leaky": lambda F, x: F.LeakyReLU(x, act_type="leaky", slope=0.1),
-    "clip": lambda F, x: F.clip(x, a_min=0, a_max=1), "square": lambda F, x: F.square(x), "abs": lambda F, x: F.abs(x)}
+    "clip": lambda F, x: F.clip(x, a_min=0, a_max=1),
+    "square": lambda F, x: F.square(x),
+    "abs": lambda F, x: F.abs(x),
+}
 
 
 class Layer(HybridBlock):
@@ -79,7 +82,8 @@ SUMS = {
     "the input twice": lambda F, y, x: F.Activation(x + y, act_type="relu") + x,
     "the input again later": lambda F, y, x: (F.Activation(y + x, act_type="relu"), x * 2),
     "an inner tensor again later": lambda F, y, x: (lambda z: F.concat(y + z, z * 3, dim=1))(F.tanh(x)),
-    "an inner output": lambda F, y, x: (lambda z: (y + z, z))(F.tanh(x))}
+    "an inner output": lambda F, y, x: (lambda z: (y + z, z))(F.tanh(x)),
+}
 
 
 @pytest.mark.parametrize("dtype", sorted({"float32", LOW}))

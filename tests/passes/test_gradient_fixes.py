@@ -41,7 +41,8 @@ BEHIND = {
     "pooling": lambda F, y, w, v: F.Pooling(y, kernel=(2, 2), stride=(2, 2), pool_type="max"),
     "product": lambda F, y, w, v: y * y,
     "norm": lambda F, y, w, v: F.broadcast_div(y, F.sqrt(F.mean(y * y, axis=(0, 2, 3), keepdims=True))),
-    "copy": lambda F, y, w, v: F.identity(y) + F.BlockGrad(y), "sum": lambda F, y, w, v: y + F.sigmoid(y)}
+    "copy": lambda F, y, w, v: F.identity(y) + F.BlockGrad(y),
+    "sum": lambda F, y, w, v: y + F.sigmoid(y)}
 
 
 class Network(HybridBlock):

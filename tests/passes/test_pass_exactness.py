@@ -15,7 +15,7 @@ from cpu_kinds import LACKING, prefer
 from graphs import rewrite
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
-from networks import outputs_of
+from networks import Computed, masked, outputs_of
 
 import gluon_amp as amp
 from gluon_amp import native, passes
@@ -62,19 +62,6 @@ class Fusable(HybridBlock):
 
     def hybrid_forward(self, F, x):
         return F.relu(self.second(F.relu(self.first(x))) + x)
-
-
-class Masked(HybridBlock):
-    """A convolution whose weight is times a mask."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.weight = self.params.get("weight", shape=(16, 16, 3, 3))
-            self.mask = self.params.get("mask", shape=(1, 16, 1, 1))
-
-    def hybrid_forward(self, F, x, weight, mask):
-        return F.Convolution(x, F.broadcast_mul(weight, mask), kernel=(3, 3), num_filter=16, no_bias=True)
 
 
 def chain(*layers):
@@ -148,7 +135,7 @@ TRAINING = {"hard_swish": GATED, "channels_last": CHAINED, "native_operators": L
 INFERENCE = {
     "native_activations": RECTIFIED,
     "drop_training": Case(dropped, EVERYWHERE),
-    "fold_weights": Case(lambda: Masked(prefix="net_"), EVERYWHERE),
+    "fold_weights": Case(lambda: Computed(masked, prefix="net_"), EVERYWHERE),
     "fold_batch_norm": Case(folded, EVERYWHERE),
     "shape_operands": SHAPED,
     "fold_padding": SPACED,

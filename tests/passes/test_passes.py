@@ -28,7 +28,9 @@ def test_a_block_runs_in_low_precision_with_casts_at_its_edges_only():
         "relu: Activation(bn) -> bfloat16",
         "c2_weight_bfloat16: amp_cast(c2_weight) -> bfloat16",
         "c2: Convolution(relu, c2_weight_bfloat16) -> bfloat16",
-        "c2_float32: amp_cast(c2) -> float32", "out: c2_float32"]
+        "c2_float32: amp_cast(c2) -> float32",
+        "out: c2_float32",
+    ]
 
 
 def users_lists():
@@ -144,7 +146,8 @@ class TestVerifier:
         (lambda made, nodes: setattr(made, "heads", [Entry(nodes["c"])]), "output .*'c'.* is bfloat16"),
         (lambda made, nodes: setattr(nodes["c_float32"], "name", "c"), "'c'"),
         (lambda made, nodes: (setattr(nodes["c_float32"], "dtypes", ["float16"]),
-                              setattr(nodes["c_float32"], "attrs", {"dtype": "float16"})), "without FP32 in between")])
+                              setattr(nodes["c_float32"], "attrs", {"dtype": "float16"})),
+         "without FP32 in between")])
     def test_faults(self, damage, message):
         made, nodes = self.result()
         damage(made, nodes)
